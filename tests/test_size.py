@@ -27,13 +27,13 @@ MOST_COMPLEXITY = 15
 # Lines of Python of each room (a folder below the top, with all in it), and words of all pages.
 BUDGETS = {
     "docs": 50_000,
-    "engine": 1_493,
+    "engine": 1_494,
     "engine/actors": 1_867,
     "engine/boxing": 544,
-    "engine/capture": 6_161,
+    "engine/capture": 6_184,
     "engine/cost": 1_300,
     "engine/hardware": 571,
-    "engine/ir": 1_841,
+    "engine/ir": 1_849,
     "engine/lowering": 1_382,
     "engine/ops": 6_853,
     "engine/passes": 8_398,
@@ -65,16 +65,16 @@ BUDGETS = {
     "tests": 1_181,
     "tests/behaviour": 9_886,
     "tests/chaos": 1_057,
-    "tests/engine": 15_274,
+    "tests/engine": 15_289,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_538,
+    "tests/launcher": 19_548,
     "tests/models": 797,
-    "tests/support": 9_635,
+    "tests/support": 9_670,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_169, "tests": 59_123, "docs": 50_000}
+SUMS = {"source": 81_201, "tests": 59_183, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}

@@ -16,10 +16,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from flowrun.engine.capture.in_python.watched_calls import FrozenError
+from flowrun.engine.capture.in_python.banned import VALUE, FrozenError
 from flowrun.engine.capture.patches.tracing import silence_logs
 from flowrun.engine.errors import TRACEBACK, FlowrunError, RecipeError
-from flowrun.engine.ir.user_code import is_installed, place, place_of
+from flowrun.engine.ir.user_code import is_installed, is_users, place, place_of
 from flowrun.engine.torch_internals import (
     DispatchMode,
     DynamicOutputShapeException,
@@ -29,15 +29,18 @@ from flowrun.engine.torch_internals import (
     is_of_fake_tensors,
 )
 
-MADE_IN = (
-    "_flowrun_made_in"  # attribute of a module: name of a tensor -> its dtype before it was widened
-)
+# attribute of a module: name of a tensor -> its dtype before it was widened
+MADE_IN = "_flowrun_made_in"
 MAX_REAL_NUMBERS = 20_000_000  # elements of a model that is called with numbers, not with shapes
+MODES = (
+    "Set modes outside of forward: override train(), or call .eval() in it on a part that stays so."
+)
 # pattern of torch's message, of the line or of file names -> what to write, whosever the line is
 _SWITCHES = {
     "modules/adaptive.py": "Use cross_entropy over all classes; this loss selects rows by targets.",
     "pack_padded_sequence|PackedSequence|modules/rnn.py": "Pass padded sequences to the RNN, not a "
     "PackedSequence; mask its output past each length.",
+    "_compute_mask_indices": "Set apply_spec_augment to False: NumPy draws what it masks.",
     "layerdrop|skip_the_layer": "Set layerdrop to 0: capture cannot leave layers out by chance.",
     "performer_pytorch": "Make it with auto_check_redraw=False, which keeps its projections.",
     "_impl/adjoint": "Write odeint for odeint_adjoint: its gradients are exact, and "
@@ -47,8 +50,10 @@ _SWITCHES = {
     "select nothing; flowrun.models has ArcFace and CosFace (insightface.MarginClasses with "
     "losses.margin_softmax) and pairs (losses.contrast).",
     "one_hot": "Give one_hot its num_classes.",
-    r"Parameter\(\)` constructor": "Make layers and parameters in __init__, and call them here.",
-    "manual_seed|fork_rng": "Leave it out: train.seed seeds what every step draws.",
+    r"or a parameter|registers or|copy\.deepcopy": "Make layers and parameters in __init__, and"
+    " call them here.",
+    "forward sets requires_grad": "Freeze it in __init__, or by optim.groups.<pattern>.frozen.",
+    "manual_seed|fork_rng|torch.Generator": "Leave it out: train.seed seeds what every step draws.",
     "modified by an inplace": "Write into a copy (x.clone()): backward needs what was there.",
     "consumed returned": "Leave backward() out of forward: training calls it.",
 }
@@ -56,15 +61,15 @@ _SWITCHES = {
 _INSTEAD = {
     "result depends on values": "Keep the shape: torch.where(mask, a, b) for x[mask] = …, a product"
     " with the mask for sums over x[mask].",
-    r"random\.|randint|`Random`": "Draw with torch (torch.rand, nn.Dropout), not with these.",
+    r"random\.|uuid": "Draw with torch (torch.rand, nn.Dropout), not with these.",
     "asks for the value": "Compute with tensors, and choose with torch.where: an `if`, .item(), "
     "int(), float() or tolist() on a tensor would be decided once, for all steps.",
+    "changes `training`": MODES,
     "with every call|in its second call": "Count in a buffer (self.steps += 1), and choose with "
     "torch.where.",
-    "an earlier call|entirely functional graph|allow_non_fake_inputs": "Register the tensor as a "
-    "buffer (self.register_buffer), and write into that.",
+    "an earlier call|keeps tensors|entirely functional graph|allow_non_fake_inputs": "Register the"
+    " tensor as a buffer (self.register_buffer), and write into that.",
     "from a list": "Read it as an attribute of the module that has registered it.",
-    r"calls next\(\)": "Count in a buffer (self.steps += 1), not with an iterator or a generator.",
     "it calls": "Call it before training, in __init__ or in the data set, and keep what it makes: "
     "forward is captured once, for all steps.",
     "reads gradients": "Take them by torch.autograd.grad(…, create_graph=True), not by backward().",
@@ -73,19 +78,11 @@ _INSTEAD = {
 # patterns of torch's message -> in words for who did not write torch
 _REASONS = {
     r"entirely functional|allow_non_fake": "forward writes into a tensor that is not a buffer",
-    r"set_ on a graph input": "forward replaces the .data of a buffer",
-    r"data-dependent output shape": "the shape of its result depends on values",
-    r"_local_scalar_dense|ata-dependent|guard on|extract specialized|nbacked|on the data of": (
-        "Python asks for the value of a tensor, and capture knows shapes and dtypes alone"
-    ),
-    r"Parameter\(\)` constructor": "forward makes a layer or a parameter",
+    r"_local_scalar_dense|ata-dependent|extract specialized|nbacked|on the data of": VALUE,
     r"modified by an inplace": "forward writes into values that backward needs",
     r"consumed returned": "forward takes the gradient of what it returns",
-    r"raised exception (.+)": r"torch meets \1 there, which a call of the model does not",
     r"function `([\w.]+)` in file|(?:builtin (?:operator )?|breaks on )`(?:<\S+ \w+>\.)?([\w.]+?)"
     r"(?:\(\))?\.?`": (r"it calls \1\2, which does not compute with tensors"),
-    r"next\(\) on (\w+)|__next__": r"it calls next() on \1",
-    r"got (\w+\('.+'\))": r"\1",
 }
 _INNER = r"AOT\w*put|INTERNAL ASSERT|proxy|VariableTracker|[Ff]ake ?[Tt]ensor|non-Tensor"
 _SUBJECTS = {"task.loss": "the loss", "task.metrics": "a metric"}
@@ -120,8 +117,8 @@ def explain_failure(
     *,
     train: bool,
 ) -> RecipeError:
-    """Return the error to raise for a failed capture: that of plain torch, else of the first way,
-    or of the second if that stopped at another line.
+    """Return the error to raise for a failed capture: that of plain torch, else of the second way,
+    where that knows what forward does, or of the first.
 
     program: model and loss as one module, called with `values`, with gradients if `train`.  name:
     class of the model.
@@ -132,9 +129,8 @@ def explain_failure(
     if isinstance(second, RecipeError) and where not in second.problem:
         return second
     frames = _frames_of(second)
-    known = isinstance(second, FrozenError) or asks_for_values(second)
-    if known and place(frames).partition(" in ")[0] not in ("", where):
-        return _explain_capture(second, frames, name)
+    if isinstance(second, FrozenError) or (asks_for_values(second) and place(frames)):
+        return _explain_capture(second, frames and [*first.frames, *frames], name)
     return _explain_capture(first.reason, first.frames, name)
 
 
@@ -145,10 +141,11 @@ def _explain_capture(
     problem = f"torch could not capture {name}{f' at {where}' if where else ''}: {reason}"
     known = f"{reason} {where} {str(error)[:2000]} {[frame.filename for frame in frames]}"
     instead = [words for key, words in _SWITCHES.items() if re.search(key, known)]
-    if frames and is_installed(frames[-1].filename) and not instead:
-        own = place(frame for frame in frames if not is_installed(frame.filename))
+    users = [frame for frame in frames if is_users(frame.filename)]
+    if users and is_installed(users[-1].filename) and not instead:
+        own = place(frame for frame in users if not is_installed(frame.filename))
         problem += f" (called at {own})" if own not in problem else ""
-        instead = [_OF_LIBRARY.format(frames[-1].name)]
+        instead = [_OF_LIBRARY.format(users[-1].name)]
     instead += [words for key, words in _INSTEAD.items() if re.search(key, known)]
     return RecipeError("model", problem, [*instead, _ELSE][0])
 

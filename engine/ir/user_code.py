@@ -9,7 +9,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 import torch
 
@@ -50,6 +50,14 @@ def place(frames: Iterable[traceback.FrameSummary]) -> str:
 def place_of(error: BaseException) -> str:
     """Return the place in the user's own code that raised an error; "" if none did."""
     return place(traceback.extract_tb(error.__traceback__))
+
+
+def called_by(caller: FrameType, frame: FrameType) -> str:
+    """Return which function of Python a frame calls within which `frame` runs; "" if it is both."""
+    inner = None
+    while frame is not caller and frame.f_back:
+        inner, frame = frame, frame.f_back
+    return f"{inner.f_globals['__name__']}.{inner.f_code.co_qualname}" if inner else ""
 
 
 def user_lines(trace: TracebackType | None) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flowrun.engine.capture.buffers import WRITES
 from flowrun.engine.capture.capture import Batch, CapturedModule, Task, Traced
-from flowrun.engine.capture.capture_errors import describe_error, explain_plain_failure
+from flowrun.engine.capture.capture_errors import MODES, describe_error, explain_plain_failure
 from flowrun.engine.capture.check.draws import Draws
 from flowrun.engine.capture.check.interpret import interpret
 from flowrun.engine.capture.check.state import (
@@ -111,11 +111,7 @@ def _refuse_changes(effects: Sequence[Effect], states: Sequence[EffectState]) ->
 def _explain_change(effect: Effect, attribute: str, flips: bool) -> tuple[str, str]:
     what = f"forward changes {_describe_effect(effect, attribute)}"
     if flips:
-        return (
-            f"{what}: the next call runs in another mode.",
-            "Set modes outside of forward: override train(), or call .eval() in it on a part that"
-            " stays so.",
-        )
+        return (f"{what}: the next call runs in another mode.", MODES)
     return (
         f"{what} with every call, in Python: the captured graph would repeat in every step what the"
         " first call does.",

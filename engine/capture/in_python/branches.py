@@ -71,18 +71,16 @@ def is_printed(frame: FrameType) -> bool:
 
 
 def is_unread(frame: FrameType) -> bool:
-    """Return whether text that a frame formats is for people alone."""
-    return is_printed(frame) or is_message(frame)
-
-
-def is_message(frame: FrameType) -> bool:
-    """Return whether a frame of a library formats text within a call that returns nothing to it: a
-    check's message, or a log's.
+    """Return whether text that a frame formats is for people alone: what print shows, and, in a
+    library, what a call takes that returns nothing to it (a check's message, or a log's).
     """
     code, here = frame.f_code, frame.f_lineno
-    return is_installed(code.co_filename) and any(
-        isinstance(node, ast.Expr) and node.lineno <= here <= (node.end_lineno or 0)
-        for node in _nodes_of(code.co_filename)
+    return is_printed(frame) or (
+        is_installed(code.co_filename)
+        and any(
+            isinstance(node, ast.Expr) and node.lineno <= here <= (node.end_lineno or 0)
+            for node in _nodes_of(code.co_filename)
+        )
     )
 
 

@@ -20,6 +20,13 @@ def freeze(x: object) -> object:
     return _ObjectWalk().freeze(x)
 
 
+def freeze_class(value: object) -> object:
+    """Freeze a value; of a class, its attributes that are no functions."""
+    if isinstance(value, type):
+        return freeze({k: v for k, v in vars(value).items() if not callable(v) and k[0] != "_"})
+    return freeze(value)
+
+
 class _ObjectWalk:
     """A walk through an object that visits each part once.
 

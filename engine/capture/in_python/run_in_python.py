@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from flowrun.engine.capture.in_python.banned import FrozenError
 from flowrun.engine.capture.in_python.known_values import OF_VALUES
-from flowrun.engine.capture.in_python.watched_calls import CallWatch, FrozenError, summary_at
+from flowrun.engine.capture.in_python.watched_calls import CallWatch, summary_at
 from flowrun.engine.ir.graph import LogicalGraph, Variable
 from flowrun.engine.torch_internals import (
     FakeTensorMode,
@@ -70,8 +71,12 @@ def _run(
         watch = CallWatch(program, buffers)
         with watch.active(), mode, ExitStack() as stack:
             given = [fake.from_tensor(value) for value in values]
-            joint = trace_joint(stack, program, given).graph_module
-        if error := next(iter(watch.refused), None) or watch.difference():
+            try:
+                joint = trace_joint(stack, program, given).graph_module
+            finally:  # what is refused may have failed in a later call
+                if watch.refused:
+                    raise watch.refused[0]
+        if error := watch.difference():
             raise error
         _check_constants(joint, tensors)
         assigned = tuple(names[number] for number in watch.assigned if number in names)

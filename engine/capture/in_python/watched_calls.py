@@ -39,13 +39,15 @@ from flowrun.engine.capture.in_python.banned import (
     READS,
     TENSOR,
     VALUE,
+    FrozenError,
+    stop_gradients,
 )
 from flowrun.engine.capture.in_python.branches import is_caught, is_unread, value_that_goes_on
-from flowrun.engine.capture.in_python.frozen import freeze
+from flowrun.engine.capture.in_python.frozen import freeze, freeze_class
 from flowrun.engine.capture.in_python.known_values import KnownValues
 from flowrun.engine.capture.patches.forward_graph import as_captured
 from flowrun.engine.capture.patches.substitutes import COUNTED, Picked, replace_attribute
-from flowrun.engine.ir.user_code import is_installed, is_users, place
+from flowrun.engine.ir.user_code import called_by, is_installed, is_users, place
 from flowrun.engine.torch_internals import (
     CHECKPOINT_STEPS,
     MODULE_CALL,
@@ -70,14 +72,6 @@ _FOREIGN = ("torch.", "builtins")
 _PARTS = "parts"  # in the place of an attribute: the names of all that a module holds
 _UNLIKE = "forward reads other values of Python in its second call, or does something else"
 Line = tuple[str, int, str]  # file, number, function
-
-
-class FrozenError(Exception):
-    """Forward does what no graph can hold.  real_stack: the frames that do it, innermost last."""
-
-    def __init__(self, reason: str, real_stack: list[traceback.FrameSummary]) -> None:
-        super().__init__(reason)
-        self.real_stack = real_stack
 
 
 class CallWatch(TorchFunctionMode):
@@ -126,6 +120,9 @@ class CallWatch(TorchFunctionMode):
             stack.enter_context(replace_attribute(torch, "_check_tensor_all_with", self._assert))
             once = replace_attribute(*CHECKPOINT_STEPS, lambda *_, **__: iter((None,)))
             stack.enter_context(once)  # computes nothing again in backward
+            steps = {"__enter__": stop_gradients, "__exit__": torch.no_grad.__exit__}
+            for name, step in steps.items():
+                stack.enter_context(replace_attribute(torch.inference_mode, name, step))
             before = sys.getprofile()
             stack.callback(sys.setprofile, before)
             sys.setprofile(self._profile)
@@ -196,7 +193,7 @@ class CallWatch(TorchFunctionMode):
         found = {("", "numpy.random"): freeze(np.random.get_state(legacy=False))}
         for path, module in self.modules.items():
             tables = (parameters_of(module), buffers_of(module), submodules_of(module))
-            held: dict[str, object] = {_PARTS: [sorted(table) for table in tables]}
+            held: dict[str, object] = {_PARTS: sorted(itertools.chain(*tables))}
             for owner in (
                 each for each in type(module).__mro__ if not each.__module__.startswith(_FOREIGN)
             ):
@@ -214,9 +211,14 @@ class CallWatch(TorchFunctionMode):
         before, once, *later = self.states
         parts = {key: value for key, value in before.items() if key[1] in (_PARTS, "training")}
         for earlier, after in ((once, parts), *zip((once, *later), later, strict=False)):
-            for path, name in (key for key, value in after.items() if earlier.get(key) != value):
-                whose = "the model" if path == "model" else path.removeprefix("model.")
+            for path, name in (key for key in after if earlier.get(key) != after[key]):
+                roots = {"": "NumPy", "model": "the model"}
+                whose = roots.get(path, path.removeprefix("model."))
                 reason = f"forward changes `{name}` of {whose} with every call, in Python"
+                if name == _PARTS:
+                    both = (tree_leaves(each.get((path, name))) for each in (after, earlier))
+                    name = min({*next(both)} ^ {*next(both)})
+                    reason = f"forward registers or removes `{name}` of {whose}"
                 return FrozenError(reason, self._lines_of(name))
         return None
 
@@ -236,10 +238,11 @@ class CallWatch(TorchFunctionMode):
 
     def _lines_of(self, attribute: str) -> list[traceback.FrameSummary]:
         """Return a line of a user's function that names an attribute, if one does."""
+        words = "train(ing)?|eval" if attribute == "training" else re.escape(attribute)
         for file, first, function in self.reads[-1]:
             block = inspect.getblock(linecache.getlines(file)[first - 1 :])
             for number, text in enumerate(block, first):
-                if re.search(rf"\.{re.escape(attribute)}\b", text):
+                if re.search(rf"\.({words})\b", text):
                     return [summary_at((file, number, function))]
         return []
 
@@ -276,8 +279,11 @@ class CallWatch(TorchFunctionMode):
         """Call a function of torch, and explain why it cannot be recorded."""
         if func in OF_TENSORS:
             return self._run_refused(func, args, kwargs, frame)
-        if any(id(each) in self.spent for each in tree_leaves((args, kwargs))):
+        leaves = tree_leaves((args, kwargs))
+        if any(id(each) in self.spent for each in leaves):
             self._refuse("forward reads a tensor that an earlier call has kept", frame)
+        if any(isinstance(each, torch.Generator) for each in leaves):
+            self._refuse("it draws from a torch.Generator", frame)
         try:
             made = self.known.follow(func, args, kwargs)
         except Exception as error:
@@ -395,7 +401,8 @@ class CallWatch(TorchFunctionMode):
                 caller = _caller(frame)
                 file = caller.f_code.co_filename
                 if is_users(file) and (draws or not is_installed(file)):
-                    name = "random." * draws + called.__name__
+                    inner = called_by(caller, frame)
+                    name = inner or "random." * draws + called.__name__
                     self._record(f"it calls {name}, which does not compute with tensors", caller)
 
     def _note_reads(self, frame: FrameType) -> None:
@@ -404,7 +411,7 @@ class CallWatch(TorchFunctionMode):
         if self.within and _is_own(code):
             line = (code.co_filename, code.co_firstlineno, code.co_name)
             known = {name: names[name] for name in code.co_names if name in names}
-            read = [(k, _freeze_class(value)) for k, value in (known | frame.f_locals).items()]
+            read = [(k, freeze_class(value)) for k, value in (known | frame.f_locals).items()]
             self.reads[-1].setdefault(line, []).append(read)
 
 
@@ -413,13 +420,6 @@ def _is_own(code: CodeType) -> bool:
     """Return whether a function is the user's; a generator is called when it is deleted, too."""
     file, generates = code.co_filename, bool(code.co_flags & inspect.CO_GENERATOR)
     return is_users(file) and not is_installed(file) and not generates
-
-
-def _freeze_class(value: object) -> object:
-    """Freeze a value; of a class, its attributes that are no functions."""
-    if isinstance(value, type):
-        return freeze({k: v for k, v in vars(value).items() if not callable(v) and k[0] != "_"})
-    return freeze(value)
 
 
 def _outer_frame() -> FrameType:

@@ -67,6 +67,7 @@ def replace_functions() -> Iterator[None]:
         replace_attribute(F, "gaussian_nll_loss", gaussian_nll_loss),
         replace_attribute(BatchNorm, "forward", batch_norm),
         replace_attribute(torch, "multinomial", multinomial),
+        replace_attribute(Tensor, "multinomial", multinomial),
         replace_attribute(*CAUSAL_MASK_DETECTOR, is_causal),
         replace_attribute(type(constraints.positive_definite), "check", _is_definite),
         replace_attribute(type(constraints.positive_semidefinite), "check", _is_semidefinite),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
 
 from flowrun.engine.capture.capture import Task, capture, capture_evaluation
 from flowrun.engine.errors import RecipeError
@@ -75,6 +76,19 @@ def test_a_mistake_of_a_metric_is_reported_at_its_key() -> None:
     with pytest.raises(RecipeError, match="no attribute 'nothing'") as error:
         capture_evaluation(task, {"x": torch.ones(3, 4)})
     assert error.value.where == "task.metrics"
+
+
+def test_a_mask_that_transformers_draws_by_numpy_is_named_with_its_switch() -> None:
+    layers: dict[str, Any] = {"conv_dim": (8,), "conv_stride": (4,), "conv_kernel": (8,)}
+    groups = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    sizes = {"vocab_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
+    augmented = Wav2Vec2Config(
+        **layers, **groups, **sizes, intermediate_size=16, mask_time_length=2
+    )
+    batch = {"input_values": torch.randn(2, 80), "labels": torch.ones(2, 2, dtype=torch.long)}
+    with pytest.raises(RecipeError, match=r"in _compute_mask_indices: .*numpy.random") as error:
+        capture(Task(Wav2Vec2ForCTC(augmented), {name: name for name in batch}), batch)
+    assert "apply_spec_augment" in error.value.instead
 
 
 def writes_data(net: Any, x: Tensor) -> Any:

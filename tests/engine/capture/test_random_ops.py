@@ -57,10 +57,7 @@ DRAWN: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
         lambda x: x * torch.multinomial(torch.tensor([1.0, 3.0]), ROWS * SIZE, True).view(x.shape),
         0.75,
     ),
-    "multinomial, each once": (
-        lambda x: x[:, :1] * torch.multinomial(x[:, :4].exp(), 2)[:, :1],
-        1.5,
-    ),
+    "multinomial, each once": (lambda x: x[:, :1] * x[:, :4].exp().multinomial(2)[:, :1], 1.5),
     "rand_like": (torch.rand_like, 0.5),
     "rand": (lambda x: x * torch.rand(ROWS, 1), 0.5),
     "uniform": (lambda x: torch.empty_like(x).uniform_(-1, 5), 2.0),

@@ -41,7 +41,7 @@ VALUE = ("asks for the value of a tensor", "Compute with tensors")
 SHAPE = ("depends on values", "Keep the shape")
 DRAW = ("", "Draw with torch")
 OUTSIDE = ("it calls", "Call it before training")
-LAYER = ("forward makes a layer or a parameter", "in __init__")
+LAYER = ("", "in __init__, and call them here")
 SEED = ("", "train.seed")
 ELSE = ("", "Write that part with tensors")
 
@@ -53,20 +53,22 @@ def plain(error: str) -> tuple[str, str]:
 # kind -> functions of refused.py
 KINDS = {
     VALUE: "branches tries loops counts item floats lists makes_tensor hashes equal allclose"
-    " contains boolean steps_range arange checkpoints custom math_call",
+    " contains boolean steps_range arange checkpoints custom math_call formats reprs pointer"
+    " storage",
     SHAPE: "repeats picks nonzero unique wheres masked bincount",
     DRAW: "numpy_random python_random python_randint python_shuffle python_choice"
     " python_generator python_sample uuids",
-    OUTSIDE: "clock reads_file opens runs frames saves scripts",
-    LAYER: "makes_layer adds_module assigns_weight moves",
-    SEED: "seeds forks",
-    ELSE: "formats reprs now pointer ids storage sparse nested",
+    OUTSIDE: "clock now ids reads_file opens runs frames saves scripts",
+    LAYER: "makes_layer adds_module assigns_weight moves copies",
+    SEED: "seeds forks generates",
+    ELSE: "sparse nested",
 }
 # function -> words of the problem, and of what to write
 ANYWHERE = {
     **{name: words for words, names in KINDS.items() for name in names.split()},
-    "one_hot": ("depends on values", "num_classes"),
-    "iterates": ("it calls next()", "Count in a buffer"),
+    "one_hot": ("asks for the value", "num_classes"),
+    "freezes": ("forward sets requires_grad", "Freeze it in __init__"),
+    "iterates": ("other values of Python in its second call", "Count in a buffer"),
     "asserts_shape": plain("AssertionError: 17 features"),
     "shapes": plain("RuntimeError: m"),
     "indexes": plain("RuntimeError: Expected tensor for argument #1 'indices'"),
@@ -91,8 +93,10 @@ ANYWHERE = {
     "grad_of": plain("TypeError: unsupported operand"),
 }
 IN_A_MODEL = {
+    "registers": ("forward registers or removes `late`", "in __init__"),
+    "keeps": ("forward keeps tensors in `items`", "Register the tensor as a buffer"),
     "adds_to_plain": ("a tensor that is not a buffer", "register_buffer"),
-    "writes_data": ("replaces the .data of a buffer", "Write into a buffer"),
+    "writes_data": ("replaces the .data of a tensor", "Write into a buffer"),
     "writes_weight": ("forward writes into the parameter", "Compute with a changed copy"),
     "writes_leaf": plain("RuntimeError: a leaf Variable that requires grad"),
     "backwards": ("forward takes the gradient of what it returns", "Leave backward() out"),

@@ -6,6 +6,7 @@ The line that is refused is marked "# here", or is the only one.
 
 from __future__ import annotations
 
+import copy
 import datetime
 import importlib
 import inspect
@@ -13,6 +14,7 @@ import itertools
 import math
 import random
 import subprocess
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -41,6 +43,7 @@ class Part(nn.Module):
         self.layer, self.made = nn.Linear(4, 4), mutation
         self.count, self.plain, self.table = itertools.cycle([1, 2]), torch.zeros(4), {0: 1.0}
         self.register_buffer("running", torch.zeros(4))
+        self.lock, self.items, self.draws = threading.Lock(), list[Tensor](), torch.Generator()
 
     def forward(self, h: Tensor) -> Any:
         return self.made(self, self.layer(h))
@@ -268,6 +271,26 @@ def adds_module(part: Any, h: Tensor) -> Any:
     return part.late(h)
 
 
+def registers(part: Any, h: Tensor) -> Any:
+    part.late = nn.Identity()  # here
+    return part.late(h)
+
+
+def copies(part: Any, h: Tensor) -> Any:
+    return copy.deepcopy(part.layer)(h)
+
+
+def freezes(part: Any, h: Tensor) -> Any:
+    part.layer.requires_grad_(False)  # here
+    return h
+
+
+def keeps(part: Any, h: Tensor) -> Any:
+    with part.lock:  # Dynamo stops here, and would follow the rest
+        part.items.append(h.detach().mean())  # here
+    return h + sum(part.items)
+
+
 def moves(part: Any, h: Tensor) -> Any:
     return part.layer.to(torch.float64)(h.double()).float()
 
@@ -284,6 +307,10 @@ def backwards(part: Any, h: Tensor) -> Any:
 def seeds(part: Any, h: Tensor) -> Any:
     torch.manual_seed(3)  # here
     return h + torch.rand(4)
+
+
+def generates(part: Any, h: Tensor) -> Any:
+    return h + torch.rand(4, generator=part.draws)
 
 
 def forks(part: Any, h: Tensor) -> Any:

@@ -100,6 +100,14 @@ def hooks(net: Any, h: Tensor) -> Tensor:
     return h
 
 
+def infers(net: Any, h: Tensor) -> Tensor:
+    with torch.inference_mode():
+        scale = net.plain * 0.5
+        with torch.inference_mode(False):
+            h = h * h.exp()
+    return h * scale.clone()
+
+
 class Cube(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Any:
@@ -223,7 +231,7 @@ def chooses_once(net: Any, h: Tensor) -> Tensor:
 TRAIN = (
     *(plain, keeps_what_nobody_reads, writes_a_buffer, assigns_a_buffer, prints_and_warns, hooks),
     *(a_function, checks_values, a_distribution, recurrent, norm_and_dropout, force),
-    *(a_covariance, is_for_plain_torch, makes_a_parameter_in_peft),
+    *(a_covariance, is_for_plain_torch, makes_a_parameter_in_peft, infers),
     *(
         maps_gradients,
         sums_parameters,
