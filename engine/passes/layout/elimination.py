@@ -90,24 +90,6 @@ def minimise(
     return Least(tuple(choice), network.constant, exact)
 
 
-def lower_bound(
-    sizes: Sequence[int], tables: Iterable[CostTable], max_entries: int = MAX_TABLE_ENTRIES
-) -> float:
-    """Return a bound that no choice can be below.
-
-    sizes, tables: as of `minimise`.  max_entries: if eliminating a variable would make a larger
-    table, its tables are divided into parts, and each part is minimised on its own (mini-buckets,
-    Dechter and Rish 2003).
-    """
-    network = _OpenTables(sizes, tables)
-    for v in network.order:
-        if network.entries(v) > max_entries:
-            network.relax(v, max_entries)
-        else:
-            network.eliminate(v)
-    return network.constant
-
-
 @dataclass(frozen=True, slots=True)
 class _Remainder:
     """The result of eliminating a variable.
@@ -195,20 +177,6 @@ class _OpenTables:
         """Eliminate v; return its best value for every choice of its neighbours."""
         near = self.near(v)
         return CostTable(near, self._leave(v, near, self.tables.pop(v)))
-
-    def relax(self, v: int, max_entries: int) -> None:
-        """Eliminate v in parts of at most `max_entries` entries, or of a single larger table."""
-        parts: list[tuple[set[int], list[CostTable]]] = []
-        for table in sorted(self.tables.pop(v), key=lambda table: -table.values.size):
-            for over, tables in parts:
-                if math.prod(self.sizes[u] for u in over.union(table.over)) <= max_entries:
-                    over.update(table.over)
-                    tables.append(table)
-                    break
-            else:
-                parts.append((set(table.over), [table]))
-        for over, tables in parts:
-            self._leave(v, tuple(sorted(over - {v})), tables)
 
     def _leave(self, v: int, near: tuple[int, ...], tables: Sequence[CostTable]) -> Values:
         """Replace some tables of v by its least cost for every choice of its neighbours; return

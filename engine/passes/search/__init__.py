@@ -5,5 +5,5 @@ options.py locations.py boxings.py   what may be chosen of each op, and what rea
 objective.py               what a choice costs: seconds and bytes
 trunk.py                   compute that hides communication
 cost_network.py make_network.py   the problem as variables and tables over them
-search_network.py          exact elimination, improvement axis by axis, a bound
+search_network.py dual_bound.py      exact elimination, improvement axis by axis, a bound
 """

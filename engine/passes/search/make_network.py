@@ -22,7 +22,7 @@ import numpy as np
 
 from flowrun.engine.ir.graph import UPDATE, LogicalGraph, Variable
 from flowrun.engine.ops.flow.update import ASSIGN
-from flowrun.engine.passes.search.boxings import Boxings
+from flowrun.engine.passes.search.boxings import MAX_ORDERED_FORMS, Boxings
 from flowrun.engine.passes.search.cost_network import Network, Term
 from flowrun.engine.passes.search.locations import Choices, Locations, LocationsOfRows, unions
 from flowrun.engine.passes.search.objective import Array, Objective
@@ -39,8 +39,8 @@ def make_network(
     """Return the network of all ops of a graph.
 
     starts: rows and homes whose sets are in the network, even if it cannot have all sets.  relaxed:
-    build a network that costs no more and has no sets: of a tensor with k readers each pays 1/k of
-    what it would pay alone, which together is at most what the most expensive of them pays.
+    build a network that costs no more: of a tensor that has too many sets, each of k readers pays
+    1/k of what it would pay alone, which together is at most what the most expensive of them pays.
     """
     return _Maker(graph, options, objective, tuple(starts), relaxed).make()
 
@@ -178,15 +178,11 @@ class _Maker:
                 self.terms[n] = replace(term, stage=stages.get(term.stage, term.stage))
 
     def _pay_all(self, name: str, maker: Choices, readers: list[Choices]) -> None:
-        collects = self.objective.auto.sbp_collector
-        if collects and not self.relaxed:
+        if self.objective.auto.sbp_collector:
             self._pay_once(name, maker, readers)
             return
-        shares = len(readers) if collects else 1
-        several = readers if shares > 1 else []
-        ways: Locations = frozenset().union(*(f for r in several for f in r.forms))
         for reader in readers:
-            self._pay(name, maker, reader, 1 / shares, ways)
+            self._pay(name, maker, reader)
 
     def _pay_once(self, name: str, maker: Choices, readers: list[Choices]) -> None:
         """Add the cost of the set of forms that all readers together ask for."""
@@ -194,9 +190,6 @@ class _Maker:
         certain: Locations = frozenset().union(
             *(reader.forms[0] for reader in readers if not self.forms.is_choice(reader.forms))
         )
-        if not choosing:
-            self._pay(name, maker, Choices(None, (certain,)))
-            return
         if len(choosing) == 1 and not certain:
             self._pay(name, maker, choosing[0])
             return
@@ -204,6 +197,12 @@ class _Maker:
         if key not in self._unions:
             self._unions[key] = unions(certain, choosing)
         sets, complete = self._unions[key]
+        if self.relaxed and not (complete and max(map(len, sets)) <= MAX_ORDERED_FORMS):
+            self._pay_shares(name, maker, readers)
+            return
+        if not choosing:
+            self._pay(name, maker, Choices(None, (certain,)))
+            return
         if not complete:
             sets = tuple(dict.fromkeys((*sets, *self._sets_of_starts(certain, choosing))))
             sets = self._sets.setdefault(sets, sets)
@@ -214,6 +213,12 @@ class _Maker:
         self._pay(name, maker, form_set)
         for reader in choosing:
             self._ask(form_set, reader)
+
+    def _pay_shares(self, name: str, maker: Choices, readers: list[Choices]) -> None:
+        """Add what each reader would pay alone, divided by their number."""
+        ways: Locations = frozenset().union(*(f for r in readers for f in r.forms))
+        for reader in readers:
+            self._pay(name, maker, reader, 1 / len(readers), ways)
 
     def _sets_of_starts(
         self, certain: Locations, choosing: Sequence[Choices]

@@ -16,18 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flowrun.engine.passes.layout.elimination import (
-    LATE_TABLE_ENTRIES,
-    CostTable,
-    Values,
-    lower_bound,
-    minimise,
-)
+from flowrun.engine.passes.layout.elimination import CostTable, Values, minimise
 from flowrun.engine.passes.search.cost_network import Network
+from flowrun.engine.passes.search.dual_bound import lower_bound
 from flowrun.engine.passes.search.options import Choice
 
-# entries of a table while the whole network is eliminated, one axis of it, and for the bound
-EXACT_MAX_ENTRIES, AXIS_MAX_ENTRIES, BOUND_MAX_ENTRIES = 1 << 21, 1 << 20, 1 << 17
+# entries of a table while the whole network is eliminated, and one axis of it
+EXACT_MAX_ENTRIES, AXIS_MAX_ENTRIES = 1 << 21, 1 << 20
 # tables larger than that with which a truncated elimination still finds what is worth improving
 MOST_LARGE = 64
 MIN_RELATIVE_GAIN = 1e-9  # smaller gains are rounding errors
@@ -59,9 +54,10 @@ def search(
 ) -> SearchResult:
     """Return the cheapest choice that can be found.
 
-    relaxed: makes another network that costs no more, for the bound.  byte_s: price of a held
-    byte.  starts: choices that the result is not above.  until: a moment of time.monotonic; what is
-    left then is done by small tables: the result is less good, and so is its bound.
+    relaxed: makes another network that costs no more, for the bound where this one is not complete.
+    byte_s: price of a held byte.  starts: choices that the result is not above.  until: a moment of
+    time.monotonic; what is left then is done by small tables: the result is less good, and so is
+    its bound.
     """
     tables = network.tables(byte_s)
     known = {choice: _cost(tables, choice) for choice in starts}
@@ -73,14 +69,11 @@ def search(
         known[whole.choice] = _cost(tables, whole.choice)
     best = min(known, key=known.__getitem__)
     best, cost = improve(network, tables, best, known[best], until)
-    entries = BOUND_MAX_ENTRIES if time.monotonic() < until else LATE_TABLE_ENTRIES
-    bounds = [0.0]
-    if network.complete:
-        bounds.append(lower_bound(network.sizes, tables, entries))
-    if relaxed is not None:
-        looser = relaxed()
-        bounds.append(lower_bound(looser.sizes, looser.tables(byte_s), entries))
-    return SearchResult(best, cost, min(cost, max(bounds)))
+    if not network.complete and relaxed is not None:
+        network = relaxed()
+        tables = network.tables(byte_s)
+    bound = lower_bound(network.sizes, tables, cost, until) if network.complete else 0.0
+    return SearchResult(best, cost, bound)
 
 
 def improve(

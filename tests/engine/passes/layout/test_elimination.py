@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrun.engine.passes.layout.elimination import CostTable, Least, lower_bound, minimise
+from flowrun.engine.passes.layout.elimination import CostTable, Least, minimise
 
 QUICK = settings(max_examples=100)
 Network = tuple[list[int], list[CostTable]]
@@ -64,7 +64,6 @@ def test_neighbours_of_one_value_are_no_dims(network: Network) -> None:
     least = min(total(tables, c) for c in itertools.product(*map(range, sizes)))
     solution = minimise(sizes, tables)
     assert solution.exact and solution.cost == total(tables, solution.choice) == least
-    assert lower_bound(sizes, tables) == least
     assert minimise(sizes, tables, max_entries=2).cost >= least
 
 
@@ -75,7 +74,6 @@ def test_an_op_that_reads_a_hundred_gradients_has_a_layout(hub: int) -> None:
     tables = [CostTable((0, v), np.ones((hub, sizes[v]))) for v in range(1, 101)]
     tables += [CostTable((v, v + 1), np.ones((sizes[v], sizes[v + 1]))) for v in range(1, 100)]
     assert minimise(sizes, tables).cost == 199
-    assert lower_bound(sizes, tables) == 199
 
 
 @QUICK
