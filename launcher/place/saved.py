@@ -50,9 +50,8 @@ def _list_changes(placed: Placed, overrides: list[str]) -> dict[str, object] | N
         hydra_source.choose(defaults, group, given.pop(group).value())
     tree = OmegaConf.create(own)
     _set_keys(tree, [override for override in parsed if override.key_or_group in given])
-    if (
-        hydra_source.GROUP in map(hydra_source.group_of, defaults) and named
-    ):  # a merge leaves its axes before the others
+    if hydra_source.GROUP in map(hydra_source.group_of, defaults) and named:
+        # a merge leaves its axes before the others
         before = compose([f"recipe={named.value()}"]).placement.axes
         axes = placed.keys["placement"]["axes"]
         if [*dict.fromkeys([*before, *axes])] != [*axes]:

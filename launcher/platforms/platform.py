@@ -118,9 +118,8 @@ def _seat_of_host(platform: Platform, given: Seat) -> Seat:
 def read_platform(variables: Variables) -> Platform | None:
     """Return the platform that started a process with these variables; None: nothing did."""
     for name, cells in ROWS.items():
-        with suppress(
-            KeyError, ValueError, IndexError, ZeroDivisionError
-        ):  # its row does not count
+        # else its row does not count
+        with suppress(KeyError, ValueError, IndexError, ZeroDivisionError):
             found = {field: _read(field, cell, variables) for field, cell in cells.items()}
             return Platform(name, **found)  # type: ignore[arg-type]
     return None
