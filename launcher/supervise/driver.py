@@ -305,13 +305,13 @@ class Driver:
         if rolls_back:
             job.start = newest_state.find_rollback(found, job.recipe.train.save_every, bad)
         else:
-            job.start = newest_state.find_start(found, self.ranks.snapshots, bad or -1)
+            job.start = newest_state.find_start(found, self.ranks.snapshots, bad)
         return events.StartFound(place_of(job.start))
 
     async def _save(self) -> None:
-        record, ranks, below = self.record, self.ranks, self.state.round.bad or -1
+        record, ranks, bad = self.record, self.ranks, self.state.round.bad
         job, snapshots = ranks.compiled.job, ranks.snapshots
-        save = partial(newest_state.save_snapshot, record, job, snapshots, below)
+        save = partial(newest_state.save_snapshot, record, job, snapshots, bad)
         try:
             await self.desk.do("saving the snapshot", save)
         except (OSError, RunError) as refused:

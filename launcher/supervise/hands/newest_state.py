@@ -59,18 +59,18 @@ def place_of(start: Start | None) -> StartPoint:
 
 
 def find_start(
-    found: Sequence[Checkpoint], snapshots: SnapshotMemory | None, below: int
+    found: Sequence[Checkpoint], snapshots: SnapshotMemory | None, bad: int
 ) -> Checkpoint | MemorySnapshot | None:
     """Return the newest whole state of a run; None if there is none.  What is older in memory is
     forgotten.  Where none is whole it is the oldest checkpoint: what is wrong with it is said by
     the ranks that read it.
 
-    found: its checkpoints, oldest first.  snapshots: what its ranks left in memory.  below: steps
-    begun by the end of a bad one, from which on nothing in memory counts; below 0: none was bad.  A
-    rank that reports and trains nothing takes no snapshots that could hold such a step back.
+    found: its checkpoints, oldest first.  snapshots: what its ranks left in memory.  bad: steps
+    begun by the end of a bad one, from which on nothing in memory counts; 0: none was bad.  A rank
+    that reports and trains nothing takes no snapshots that could hold such a step back.
     """
     stamps = snapshots and snapshots.stamps
-    if stamps and 0 <= below <= stamps.newest():
+    if stamps and 0 < bad <= stamps.newest():
         stamps.keep(NONE)
     snapshot = snapshots.newest if snapshots else None
     newer = [checkpoint for checkpoint in found if not snapshot or checkpoint.step >= snapshot.step]
@@ -93,13 +93,13 @@ def find_rollback(found: Sequence[Checkpoint], every: int, steps: int) -> Rolled
     return RolledBack(steps, weights)
 
 
-def save_snapshot(record: Record, job: Job, snapshots: SnapshotMemory | None, below: int) -> None:
+def save_snapshot(record: Record, job: Job, snapshots: SnapshotMemory | None, bad: int) -> None:
     """Save what ranks of a job left in memory as a checkpoint, which any layout reads, if it is the
-    newest state.  below: see find_start.  Raises OSError, RunError.
+    newest state.  bad: see find_start.  Raises OSError, RunError.
     """
     folder = record.folder
     checkpoints.remove_partial(folder)
-    start = find_start(record.checkpoints, snapshots, below)
+    start = find_start(record.checkpoints, snapshots, bad)
     if not isinstance(start, MemorySnapshot) or not start.step:
         return
     plan, partial = start.memory.plan, checkpoints.partial_folder(folder, start.step)

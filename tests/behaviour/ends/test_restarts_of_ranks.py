@@ -21,8 +21,8 @@ def test_a_rank_that_is_killed_begins_again_and_changes_no_bit(place: Path) -> N
     assert (ended.status, ended.err) == (0, "")
     assert "note: rank 1: the process was killed by SIGKILL" in ended.out
     assert ended.out.count("Restart 1 of 1 from step") == 1
-    lines = (killed / "restarts.jsonl").read_text().splitlines()
-    assert [json.loads(line)["where"] for line in lines] == ["rank 1"]
+    (line,) = map(json.loads, (killed / "restarts.jsonl").read_text().splitlines())
+    assert (line["where"], line["source"]) == ("rank 1", "snapshot")
     assert json.loads((killed / "report.json").read_text())["restarts"] == 1
     assert losses(killed) == losses(whole)  # no step is there twice
     begun = (killed / "logs" / "rank_1.log").read_text()

@@ -99,6 +99,6 @@ def test_weights_that_are_no_good_end_the_run() -> None:
 def test_a_checkpoint_that_is_damaged_is_passed_over(tmp_path: Path) -> None:
     damaged = Checkpoint(tmp_path, 8)  # a folder without any of its files
     gone = Checkpoint(tmp_path / "gone", 4)
-    assert find_start([], None, -1) is None
-    assert find_start([gone], None, -1) is None
-    assert find_start([gone, damaged], None, -1) == damaged
+    assert find_start([], None, 0) is None
+    assert find_start([gone], None, 0) is None
+    assert find_start([gone, damaged], None, 0) == damaged
