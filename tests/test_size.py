@@ -50,8 +50,8 @@ BUDGETS = {
     "launcher/listeners": 675,
     "launcher/model": 2_932,
     "launcher/page": 1_113,
-    "launcher/place": 2_085,
-    "launcher/platforms": 331,
+    "launcher/place": 2_084,
+    "launcher/platforms": 330,
     "launcher/ranks": 2_026,
     "launcher/recipe": 3_524,
     "launcher/report": 2_594,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_670,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_291, "tests": 59_266, "docs": 50_000}
+SUMS = {"source": 81_289, "tests": 59_266, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}
