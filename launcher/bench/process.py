@@ -107,9 +107,7 @@ def _read_sample(folder: Path) -> Sample:
 
 
 def _train_peer(run: Run, folder: Path, timeout_s: float, config_dir: str | None) -> Sample:
-    """A process a rank (peers/peer_rank.py); the loss of a step is the mean over the ranks that
-    have one.
-    """
+    """A process a rank (peers/peer_rank.py); a step's loss is the mean over ranks that have one."""
     order = folder / "order.json"
     order.write_text(json.dumps(asdict(run)))
     (folder / "meet").unlink(missing_ok=True)
@@ -203,9 +201,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _reason(log: Path, status: int) -> str:
-    """The last error that the process names; else the last that it says, from the line that begins
-    it.
-    """
+    """The last error that the process names; else the last that it says, from its first line."""
     text = [_RANK.sub("", line) for line in log.read_text(errors="replace").splitlines()]
     lines = [line.rstrip() for line in text if line.strip()]
     if named := [line.strip() for line in lines if _ERROR.match(line)]:

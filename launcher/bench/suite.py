@@ -127,9 +127,7 @@ class Suite:
 
 
 def parse(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> Suite:
-    """The suite's keys, checked.  overrides: more of them, of every experiment.  Raises
-    RecipeError.
-    """
+    """The suite's keys, checked.  overrides: more, of every experiment.  Raises RecipeError."""
     experiments = {
         str(name): {**(node or {}), "name": name}
         for name, node in (tree.get("experiments") or {}).items()

@@ -208,9 +208,7 @@ class RayJob:
         ]
 
     async def _meeting_place(self, gang: list[Any]) -> str:
-        """Wait for a node for each of these hosts; return an endpoint of the first.  Raises
-        RunError.
-        """
+        """Wait for a node for each host; return an endpoint of the first.  Raises RunError."""
         import ray
 
         need, join_s = self._need, self._join_s

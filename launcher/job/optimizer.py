@@ -195,9 +195,7 @@ def _group(pattern: str, given: Any, default: Update) -> ParameterGroup:
 
 
 def _check_known(groups: Sequence[ParameterGroup], default: Update) -> None:
-    """Raise RecipeError for a number that no update takes; the compiler knows which parameter has
-    which.
-    """
+    """Raise RecipeError for a number that no update takes; the compiler knows whose each is."""
     updates = (default, *(group.update for group in groups if group.update))
     known = ("lr", *dict.fromkeys(key for update in updates for key, _ in update.settings))
     for group in groups:

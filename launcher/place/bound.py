@@ -163,9 +163,7 @@ class LaidOutBranch:
         return max(needed)
 
     def _held(self, v: Variable, home: Variable, zero: int) -> int:
-        """Bytes of a variable; of a state that is not as large as its weight, `home`, none are
-        counted.
-        """
+        """Bytes of a variable; none of a state that is not as large as its weight, `home`."""
         tensor, grid = self.graph.tensors[v.tensor], self.strategy.placements[v.stage].shape
         same = self.graph.tensors[home.tensor].shape == tensor.shape
         same = same and len(home.nd_sbp) == len(grid)

@@ -30,9 +30,7 @@ def resize(rows: int, known: Mapping[int, LogicalGraph]) -> LogicalGraph | None:
 
 
 def _extend(one: Any, two: Any, low: int, high: int, rows: int) -> Any:
-    """Return of `rows` samples what is `one` of `low` samples, and `two` of `high`.  Raises
-    ValueError.
-    """
+    """Return of `rows` samples what is `one` of `low`, and `two` of `high`.  Raises ValueError."""
     if one == two:
         return one
     match one, two:

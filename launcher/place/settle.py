@@ -49,9 +49,7 @@ def job_to_plan(recipe: Recipe) -> tuple[Job, Placed | None]:
 
 
 class Replan:
-    """Plans for other ranks than a run began with; what is written from then on is of the new
-    layout.
-    """
+    """Plans for other ranks than a run began with; what is written then is of the new layout."""
 
     def __init__(self, record: Record) -> None:
         self._record = record

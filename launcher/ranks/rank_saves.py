@@ -168,9 +168,7 @@ class RankSaves:
         self.background.save(folder, step, self._shards())
 
     def save_weights(self, steps: int) -> None:
-        """Write this rank's regions of the weights after `steps` steps, unless train.save is
-        off.
-        """
+        """Write this rank's regions of the weights after `steps` steps, if train.save is on."""
         if not self._job.recipe.train.save:
             return
         self._pulse.enter(Activity.SAVING_WEIGHTS)
@@ -194,9 +192,7 @@ class RankSaves:
                 file.complete()
 
     def _save_weights_apart(self, about: checkpoints.About) -> None:
-        """Several hosts: write a file of this rank's own, which the first host joins with those of
-        all.
-        """
+        """Several hosts: write a file of this rank's own; the first host joins those of all."""
         import torch.distributed as dist
 
         if not int(os.environ["LOCAL_RANK"]):

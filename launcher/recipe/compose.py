@@ -160,9 +160,7 @@ def _hydra_compose(overrides: list[str], config_dir: str | None) -> DictConfig:
 
 
 def to_recipe(cfg: DictConfig) -> Recipe:
-    """The composed recipe, resolved, checked and frozen.  Raises RecipeError where it contradicts
-    itself.
-    """
+    """The composed recipe, resolved, checked, frozen.  Raises RecipeError for a contradiction."""
     return freeze(resolve(cfg), OmegaConf.to_yaml(cfg, resolve=True))
 
 

@@ -71,9 +71,7 @@ def recipe_folders() -> list[Path]:
 
 
 def recipe_file(name: str) -> Path | None:
-    """The file that `recipe=name` means: a name in one of the folders, or a path; None if there is
-    none.
-    """
+    """The file that `recipe=name` means: a name in a folder, or a path; None if there is none."""
     if is_path(name):
         path = Path(name).expanduser()
         return path if path.is_file() else None

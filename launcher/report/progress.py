@@ -95,9 +95,7 @@ def list_steps(newest: Sequence[int], count: int) -> str:
 
 
 class Progress:
-    """Prints to a console; on something that is not a terminal, lines (StepLines) instead of a
-    bar.
-    """
+    """Prints to a console; where that is not a terminal, lines (StepLines) instead of a bar."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or wide_console()

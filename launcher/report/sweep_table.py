@@ -149,9 +149,7 @@ class Comparison(Callback):
             self.console.rule(f"job {len(self.rows)}  {escape(words)}", align="left", style="dim")
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
-        """Keep the outcome; the work of a job itself never raises a FlowrunError (cli.py returns
-        it).
-        """
+        """Keep the outcome; the work of a job never raises a FlowrunError (cli.py returns it)."""
         outcome = job_return._return_value
         outcome = outcome.outcome if isinstance(outcome, JobObjective) else outcome
         self.rows.append(JobRow(readable(job_return.overrides or ()), outcome))

@@ -136,9 +136,7 @@ class _Timeline:
         return {"name": "message", "cat": "message", "id": number, **kind, **place}
 
     def _last_step(self) -> tuple[int, float]:
-        """The last step that was recorded whole, and the microsecond in which it began to
-        compute.
-        """
+        """The last step recorded whole, and the microsecond in which it began to compute."""
         plan = self.plan
         if first_whole_step(plan, self.traced) is None:
             return 0, 0.0

@@ -259,9 +259,7 @@ def partial_folder(run_folder: Path, step: int) -> Path:
 
 
 def complete(folder: Path, about: About, recipe: str) -> Checkpoint:
-    """Make a checkpoint count: all ranks have filled its `folder`, and metrics.jsonl has its
-    steps.
-    """
+    """Make a checkpoint count: all ranks have filled `folder`, and metrics.jsonl has its steps."""
     for left in folder.iterdir():  # of ranks that were killed, and are others now
         if left.name not in about.files:
             left.unlink()

@@ -17,9 +17,7 @@ _PLAIN = {str: "string", Path: "string", bool: "boolean", int: "integer", NoneTy
 
 
 def to_json(found: object) -> str:
-    """Return a frozen type as one line of JSON: a path is a string, a number that is not finite
-    null.
-    """
+    """Return a frozen type as a line of JSON: a path is text, a number that is not finite null."""
     return json.dumps({"version": VERSION, **_plain(found)}, separators=(",", ":"))
 
 

@@ -111,9 +111,7 @@ def write_together(model: TextModel, texts: Sequence[Continuation]) -> Iterator[
 
 
 def write_all(model: TextModel, texts: Sequence[Continuation]) -> Iterator[int]:
-    """Write texts, those of prompts of like lengths at once; yield after each token how many have
-    ended.
-    """
+    """Write texts, of prompts of like lengths at once; yield after each token how many ended."""
     waiting, ended = sorted(texts, key=lambda text: len(text.ids)), 0
     while waiting:
         shortest, tokens = len(waiting[0].ids), texts[0].drawing.tokens

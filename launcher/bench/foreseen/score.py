@@ -49,9 +49,7 @@ class Score:
 def score(
     suite: Foreseen, table: PublishedTable, unit: str, lines: Sequence[ScoredFigure]
 ) -> Score | None:
-    """Score the lines of one table and unit, by the bounds of the suite; None if no row could be
-    planned.
-    """
+    """Score the lines of a table and unit by the suite's bounds; None if none could be planned."""
     pairs = points(lines, table.name, unit)
     if not pairs:
         return None

@@ -117,9 +117,7 @@ class HubLink:
         return str(self.channel.writer.get_extra_info("peername")[0])
 
     async def connect(self, patience: Patience) -> JsonChannel:
-        """Connect to the hub; hold it here if it is this host's turn.  Raises RecipeError,
-        RunError.
-        """
+        """Connect to the hub; hold it here at this host's turn.  Raises RecipeError, RunError."""
         if self.met:
             places = [Endpoint.parse(door) for door in self.met.doors]
             places += [place for place in self.endpoints if place not in places]

@@ -86,9 +86,7 @@ def go_on_without_first(state: RunState, failure: Failure) -> Move:
 
 
 def _try_again(state: RunState, verdict: End) -> Move:
-    """Begin again; else save what ranks left in memory, and plan for fewer, where they may be, or
-    end.
-    """
+    """Begin again; else save what is in memory, and plan for fewer ranks if they may be, or end."""
     terms = state.terms
     if attempts := state.attempts.after(verdict.how, state.reached, terms):
         return replace(state, phase=Life.RESTING, attempts=attempts), (instructions.FindStart(),)

@@ -80,9 +80,7 @@ class Rollbacks:
     in_row: int = 0
 
     def after(self, to: int) -> Rollbacks | None:
-        """Return the rollbacks with one more, to a checkpoint of `to` steps; None if the run
-        ends.
-        """
+        """Return the rollbacks with one more, to a checkpoint of `to` steps; None: the run ends."""
         in_row = self.in_row + 1 if to == self.to else 1
         return Rollbacks(to, in_row) if in_row <= MOST_ROLLBACKS else None
 
