@@ -36,7 +36,7 @@ BUDGETS = {
     "engine/ir": 1_849,
     "engine/lowering": 1_382,
     "engine/ops": 6_853,
-    "engine/passes": 8_488,
+    "engine/passes": 8_494,
     "engine/rehearsal": 1_196,
     "engine/runtime": 8_435,
     "engine/trace": 583,
@@ -63,9 +63,9 @@ BUDGETS = {
     "models": 1_853,
     "testing": 115,
     "tests": 1_181,
-    "tests/behaviour": 9_886,
+    "tests/behaviour": 9_885,
     "tests/chaos": 1_057,
-    "tests/engine": 15_372,
+    "tests/engine": 15_385,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_670,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_245, "tests": 59_266, "docs": 50_000}
+SUMS = {"source": 81_251, "tests": 59_278, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}

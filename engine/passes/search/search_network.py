@@ -40,9 +40,18 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """The share by which the cost may be too high; 0: proved least."""
-        gap = 1 - self.bound / self.cost if self.cost else 0.0
-        return gap if gap > MIN_RELATIVE_GAIN else 0.0
+        """The most by which the cost may exceed the least, as a share of that; 0: proved least."""
+        if self.cost <= self.bound * (1 + MIN_RELATIVE_GAIN):
+            return 0.0
+        return self.cost / self.bound - 1 if self.bound > 0 else math.inf
+
+    @property
+    def proof(self) -> str:
+        """What is known of the gap, in words; a percentage is rounded up."""
+        if math.isinf(self.gap):
+            return "not proved least"
+        most = math.ceil(1000 * self.gap) / 10
+        return f"at most {most:.1f}% above the least" if most else "proved least"
 
 
 def search(

@@ -153,10 +153,7 @@ def write_layout(graph: LogicalGraph, strategy: Strategy, result: LayoutSearch) 
 
 def note(result: LayoutSearch) -> str:
     """Return one line that says what was found, and how good it is."""
-    search = result.found
-    proof = "proved least" if search.gap == 0.0 else f"at most {search.gap:.1%} above the least"
-    if search.bound <= 0.0:
-        proof = "not proved least"
+    proof = result.found.proof
     if result.late:
         proof = f"the best in {result.late:g} s, {proof}"
     text = f"auto: the layout takes {result.seconds * 1e3:.1f} ms by the search's own estimate, "

@@ -33,5 +33,4 @@ def test_a_searched_layout_costs_no_more_than_an_inferred_one(recipe: str, pins:
     assert found.inferred is not None
     seconds, held = found.network.cost(found.inferred)
     assert found.found.cost <= (seconds + found.byte_s * held) * (1 + ROUNDING)
-    proof = "above the least" if found.found.gap else "proved least"
-    assert proof in note(found)
+    assert found.found.proof in note(found)

@@ -38,7 +38,7 @@ from flowrun.engine.passes.search.options import (
     inputs_of,
     outputs_of,
 )
-from flowrun.engine.passes.search.search_network import improve, search
+from flowrun.engine.passes.search.search_network import SearchResult, improve, search
 from flowrun.engine.passes.search.search_sbp import BYTES_ALONE, WEIGHTS, search_by_memory
 from flowrun.engine.strategy import Auto, Strategy
 
@@ -288,6 +288,19 @@ def test_the_bound_pays_once_for_a_way_of_two_forms() -> None:
     exact = search(make_network(graph, options, objective))
     relaxed = search(relaxed_network(graph, options, objective))
     assert 0 < relaxed.bound <= exact.cost
+
+
+@pytest.mark.parametrize(
+    ("bound", "proof"),
+    [
+        (1.0, "proved least"),
+        (0.8, "at most 25.0% above the least"),
+        (0.99991, "at most 0.1% above the least"),
+        (0.0, "not proved least"),
+    ],
+)
+def test_a_gap_is_a_share_of_the_least_rounded_up(bound: float, proof: str) -> None:
+    assert SearchResult((), 1.0, bound).proof == proof
 
 
 @QUICK
