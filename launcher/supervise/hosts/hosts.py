@@ -80,10 +80,7 @@ class Alone:
 
 
 class Hosts:
-    """This launcher's connection to those of the other hosts.
-
-    met: the last round.
-    """
+    """This launcher's connection to those of the other hosts.  met: the last round."""
 
     def __init__(
         self,
