@@ -20,7 +20,7 @@ from pathlib import Path
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.recipe.schema import Launch, monitor_address
 from flowrun.launcher.report.progress import Progress
-from flowrun.launcher.supervise.hosts.endpoint import listen
+from flowrun.launcher.supervise.hosts.endpoint import Endpoint, listen
 
 _ANSWERS = "flowrun.launcher.commands.run_folders.answer"
 
@@ -38,8 +38,7 @@ def monitoring(launch: Launch, folder: Path, progress: Progress | None) -> Itera
     with _listen(address, launch) as listening:
         place = f"unix:{address}"
         if not isinstance(address, str):
-            host = f"[{address[0]}]" if ":" in address[0] else address[0]
-            place = f"http://{host}:{listening.getsockname()[1]}"
+            place = f"http://{Endpoint(address[0], listening.getsockname()[1])}"
         number = listening.fileno()
         command = [sys.executable, "-m", _ANSWERS, str(folder.absolute()), str(number)]
         answering = subprocess.Popen(
