@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from flowrun.launcher.commands.run_folders.run_summary import find_status
 from flowrun.launcher.model.build import describe_model, instantiate_model
 from flowrun.launcher.model.replay import View
 from flowrun.launcher.recipe.compose import load
@@ -188,6 +189,7 @@ def test_another_run_into_the_folder_of_two_hosts_is_refused(place: Path) -> Non
     for command in both:
         command.until("step 0/")
     before = (place / "out" / "recipe.yaml").read_text()
+    assert find_status(place / "out") == "running"
     refused = Command(place, *endless, "optim.lr=0.5", folder).end()
     assert refused.status == 2 and "another run is writing to" in refused.err
     assert (place / "out" / "recipe.yaml").read_text() == before
