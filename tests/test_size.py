@@ -63,7 +63,7 @@ BUDGETS = {
     "models": 1_853,
     "testing": 115,
     "tests": 1_181,
-    "tests/behaviour": 9_885,
+    "tests/behaviour": 9_887,
     "tests/chaos": 1_057,
     "tests/engine": 15_385,
     "tests/fuzz": 993,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_670,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_247, "tests": 59_278, "docs": 50_000}
+SUMS = {"source": 81_247, "tests": 59_280, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}
