@@ -38,14 +38,8 @@ from flowrun.launcher.report.report import (
     strict,
 )
 from flowrun.launcher.report.run_environment import describe_environment
-from flowrun.launcher.store.checkpoint import (
-    Checkpoint,
-    complete,
-    find_all,
-    find_best,
-    partial_folder,
-    prune,
-)
+from flowrun.launcher.store import checkpoint as checkpoints
+from flowrun.launcher.store.checkpoint import Checkpoint, complete, find_all
 from flowrun.launcher.store.kept_run import KeptRun
 from flowrun.launcher.store.run_files import (
     ENDED,
@@ -230,7 +224,7 @@ class Record:
         self.fence()
         validation = strict(numbers(self.validation)) if self.evaluated == step else {}
         about = replace(self.job.about(step), validation=validation, files=files)
-        partial = partial_folder(self.run_folder, step)
+        partial = checkpoints.partial_folder(self.run_folder, step)
         done = complete(partial, about, self.job.recipe.to_yaml())
         self.prune(done, busy)
         if self.kept:
@@ -242,7 +236,7 @@ class Record:
         """Remove the checkpoints that are not to stay.  busy: steps of those that are read."""
         train, putting = self.job.recipe.train, self.kept.putting if self.kept else -1
         due = train.save_every if train.on_nonfinite == ROLLBACK else 0
-        prune(newest, train.keep, train.keep_best, due, {*busy, putting})
+        checkpoints.prune(newest, train.keep, train.keep_best, due, {*busy, putting})
 
     def add_checkpoint(self, step: int) -> None:
         """Note a checkpoint that the first host has completed."""
@@ -350,7 +344,7 @@ class Record:
         self.close()
         if reason := STDOUT.lost or STDERR.lost:
             self.lost.append(f"what was printed is cut off: {reason}")
-        best = find_best(find_all(self.folder), self.job.recipe.train.keep_best)
+        best = checkpoints.find_best(find_all(self.folder), self.job.recipe.train.keep_best)
         report = replace(
             report,
             ended_by=self.ended_by if self.reached < self.job.recipe.train.steps else "",
