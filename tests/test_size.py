@@ -54,7 +54,7 @@ BUDGETS = {
     "launcher/platforms": 330,
     "launcher/ranks": 2_022,
     "launcher/recipe": 3_520,
-    "launcher/report": 2_588,
+    "launcher/report": 2_582,
     "launcher/store": 1_112,
     "launcher/supervise": 4_852,
     "launcher/terminal": 340,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_670,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_247, "tests": 59_280, "docs": 50_000}
+SUMS = {"source": 81_241, "tests": 59_280, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}
