@@ -42,6 +42,8 @@ _SWITCHES = {
     "PackedSequence; mask its output past each length.",
     "_compute_mask_indices": "Set apply_spec_augment to False: NumPy draws what it masks.",
     "layerdrop|skip_the_layer": "Set layerdrop to 0: capture cannot leave layers out by chance.",
+    "torch_geometric/utils/loop": "Set add_self_loops=False, and let the data set's edges have the "
+    "loops; edges that never change may be a buffer.",
     "performer_pytorch": "Make it with auto_check_redraw=False, which keeps its projections.",
     "_impl/adjoint": "Write odeint for odeint_adjoint: its gradients are exact, and "
     "recompute.modules saves memory.",

@@ -91,6 +91,17 @@ def test_a_mask_that_transformers_draws_by_numpy_is_named_with_its_switch() -> N
     assert "apply_spec_augment" in error.value.instead
 
 
+def test_loops_that_torch_geometric_takes_out_are_named_with_its_switch(tmp_path: Path) -> None:
+    file = tmp_path / "site-packages/torch_geometric/utils/loop.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("def remove_self_loops(edges):\n    return edges[:, edges[0] != edges[1]]\n")
+    names: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    error = refusal(lambda net, x: net.a(x) + names["remove_self_loops"](x.long()).sum())
+    assert "in remove_self_loops: return edges" in error.problem
+    assert "add_self_loops=False" in error.instead
+
+
 def writes_data(net: Any, x: Tensor) -> Any:
     net.running.data = x.mean(0)
     return net.a(x + net.running)
