@@ -30,7 +30,7 @@ BUDGETS = {
     "engine": 1_494,
     "engine/actors": 1_867,
     "engine/boxing": 544,
-    "engine/capture": 6_184,
+    "engine/capture": 6_187,
     "engine/cost": 1_300,
     "engine/hardware": 571,
     "engine/ir": 1_849,
@@ -65,7 +65,7 @@ BUDGETS = {
     "tests": 1_181,
     "tests/behaviour": 9_887,
     "tests/chaos": 1_057,
-    "tests/engine": 15_385,
+    "tests/engine": 15_410,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_670,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_241, "tests": 59_280, "docs": 50_000}
+SUMS = {"source": 81_244, "tests": 59_305, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}

@@ -59,10 +59,10 @@ Batch normalisation over few values, and relu near 0, amplify a last bit. Where 
 
 Of ten packages, unmodified, on one rank, data 2 and tensor 2:
 
-- as plain torch: vector_quantize_pytorch, torch_geometric (its graph a buffer, or in the batch:
-  then with `add_self_loops=False`), monai, x_transformers, diffusers, timm;
-  segmentation_models_pytorch (data 2 in fp64: in fp32 plain torch is as far from itself)
-- torchdiffeq: `odeint` with fixed steps (rk4), not adaptive ones or `odeint_adjoint`
+- as plain torch: vector_quantize_pytorch, torch_geometric (its graph a buffer, or batched without
+  `add_self_loops`), monai, x_transformers, diffusers, timm; segmentation_models_pytorch (data 2
+  in fp64: fp32 is as far from itself)
+- torchdiffeq: `odeint` with fixed steps (rk4), not adaptive or `odeint_adjoint`
 - performer_pytorch: with `auto_check_redraw=False`
 - pytorch_metric_learning: NormalizedSoftmaxLoss and SoftTripleLoss; others select by
   labels: refused

@@ -273,7 +273,8 @@ def ctc_loss(
     if log_probs.dim() != 3 or targets.dim() != 2:
         return _ctc_loss(log_probs, targets, *ends, blank, reduction, zero_infinity)
     lengths, labels = (torch.as_tensor(each, dtype=torch.int64) for each in ends)
-    given = (log_probs, targets.long(), lengths, labels, blank, zero_infinity)
+    wide = log_probs.float() if log_probs.itemsize < 4 else log_probs  # as under autocast
+    given = (wide, targets.long(), lengths, labels, blank, zero_infinity)
     loss: Tensor = torch.ops.flowrun.ctc_loss(*given)[0]
     if zero_infinity:
         loss = torch.where(loss == torch.inf, 0, loss)

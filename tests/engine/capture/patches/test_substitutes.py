@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 from typing import Any
 
@@ -73,6 +74,19 @@ def test_ctc_of_padded_targets_is_torchs(reduction: str, zero_infinity: bool) ->
     )
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_ctc_is_wide_under_autocast() -> None:
+    torch.manual_seed(0)
+    targets, lengths, labels = torch.tensor([[1, 2, 0], [3, 0, 0]]), torch.tensor([6, 5]), [2, 1]
+    logits = torch.randn(6, 2, 5, dtype=torch.bfloat16, requires_grad=True)
+    found = []
+    for within in (contextlib.nullcontext(), replace_functions()):
+        with torch.autocast("cpu"), within:
+            loss = F.ctc_loss(logits.log_softmax(-1), targets, lengths, torch.tensor(labels))
+        found.append((loss, *torch.autograd.grad(loss, logits)))
+    for theirs, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_torch_has_its_own_functions_again() -> None:
