@@ -34,9 +34,9 @@ BUDGETS = {
     "engine/cost": 1_300,
     "engine/hardware": 571,
     "engine/ir": 1_849,
-    "engine/lowering": 1_382,
+    "engine/lowering": 1_390,
     "engine/ops": 6_853,
-    "engine/passes": 8_494,
+    "engine/passes": 8_500,
     "engine/rehearsal": 1_196,
     "engine/runtime": 8_435,
     "engine/trace": 583,
@@ -65,7 +65,7 @@ BUDGETS = {
     "tests": 1_181,
     "tests/behaviour": 9_887,
     "tests/chaos": 1_057,
-    "tests/engine": 15_410,
+    "tests/engine": 15_432,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_670,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_244, "tests": 59_305, "docs": 50_000}
+SUMS = {"source": 81_258, "tests": 59_327, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}

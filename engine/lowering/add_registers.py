@@ -23,7 +23,7 @@ from flowrun.engine.actors.plan import (
     RegionWork,
     Register,
 )
-from flowrun.engine.boxing.boxing import TURN
+from flowrun.engine.boxing.boxing import ALL_GATHER, SWAP, TURN
 from flowrun.engine.ir.graph import BACKWARD, COUNT, FORWARD, PHASES, UPDATE, WEIGHT_GRAD
 from flowrun.engine.strategy import Strategy
 
@@ -208,7 +208,7 @@ class Throttle:
     goes around a ring (attention) would all come before the first of it is read, what backward
     gathers of stored shards would all come in forward, and states on the host would all be on the
     device before the first is updated.  So an empty register goes from one to the other, with a
-    distance of `ahead` regions.
+    distance of `ahead` regions; of rings, of two; of what is gathered again, of one.
 
     maker, readers: tensor -> the actors that make and read it.  weights: tensors that last.
     """
@@ -224,10 +224,13 @@ class Throttle:
             order = sorted(gathers)
             for before, region in zip(order, order[ahead:], strict=False):
                 yield from ((before, gather) for gather in gathers[region])
-        for gathers in self._by_phase(self.gathers_again, self._first_reader):
+        for gathers in self._by_phase(self.gathers_stored, self._first_reader):
             order = sorted(gathers)
-            for before, region in zip([self._first_like(order[0]), *order], order, strict=False):
-                yield from ((before, gather) for gather in gathers[region] if before < region)
+            first = self._source_of_gradient(order[0])
+            if first is not None:
+                yield from ((first, gather) for gather in gathers[order[0]])
+            for before, region in itertools.pairwise(order):
+                yield from ((before, gather) for gather in gathers[region])
         for reductions in self._by_phase(self.reduces, self._source):
             order = sorted(reductions)
             for before, region in zip(order, order[ahead:], strict=False):
@@ -264,10 +267,12 @@ class Throttle:
         return isinstance(work, BoxWork) and any(step.kind == TURN for step in work.steps)
 
     def gathers(self, k: int) -> bool:
-        """A boxing of weights, or of what is made of them for it, with every micro-batch."""
+        """A boxing of weights, or of what is made of them for it, with every micro-batch; or one of
+        `gathers_stored`.
+        """
         actor = self.actors[k]
         there = (self._lasts(n) or self.begins_gather(self.maker[n]) for n in actor.reads)
-        return self.gathers_again(k) or (actor.kind == BOX and not actor.per_step and all(there))
+        return self.gathers_stored(k) or (actor.kind == BOX and not actor.per_step and all(there))
 
     def begins_gather(self, k: int) -> bool:
         """A boxing of weights, or a region that makes of them what boxings alone read."""
@@ -276,11 +281,27 @@ class Throttle:
         boxed = (sent or actor.kind == BOX) and not actor.per_step
         return boxed and all(map(self._lasts, actor.reads))
 
-    def gathers_again(self, k: int) -> bool:
-        """A boxing for backward of what forward stores."""
-        actor = self.actors[k]
+    def gathers_stored(self, k: int) -> bool:
+        """A boxing of what this stage's forward has made or received, that regions of backward
+        alone read.
+        """
+        actor, work = self.actors[k], self.actors[k].work
+        if not isinstance(work, BoxWork) or actor.phase != BACKWARD:
+            return False
         made = (not self._lasts(n) and self.actors[self.maker[n]].phase for n in actor.reads)
-        return actor.kind == BOX and actor.phase == BACKWARD and all(p == FORWARD for p in made)
+        readers = [self.actors[r] for name in actor.makes for r in self.readers.get(name, ())]
+        again = all(step.kind in (ALL_GATHER, SWAP) for step in work.steps)
+        alone = all((r.kind, r.phase) == (REGION, BACKWARD) for r in readers)
+        return again and alone and all(phase == FORWARD for phase in made)
+
+    def _source_of_gradient(self, region: int) -> int | None:
+        """The last region of backward that made what a region reads; None: it came from another
+        stage.
+        """
+        makers = {self.maker[name] for name in self.actors[region].reads if name in self.maker}
+        sources = {self._source(k) for k in makers if not self.gathers_stored(k)}
+        regions = [k for k in sources if k is not None and self.actors[k].phase == BACKWARD]
+        return max(regions, default=None)
 
     def _lasts(self, name: str) -> bool:
         """A weight, or the copy of one that another stage gets once a step."""
@@ -322,22 +343,9 @@ class Throttle:
         for k, actor in enumerate(self.actors):
             region = region_of(k) if chosen(k) else None
             if region is not None:
-                at = (actor.stage, actor.phase, self._chunk_of(region))
-                phases.setdefault(at, {}).setdefault(region, []).append(k)
+                work = self.actors[region].work
+                ops = work.ops if isinstance(work, RegionWork) else ()
+                chunk = max((op.chunk for op in ops), default=0)
+                of_phase = phases.setdefault((actor.stage, actor.phase, chunk), {})
+                of_phase.setdefault(region, []).append(k)
         return phases.values()
-
-    def _chunk_of(self, region: int) -> int:
-        work = self.actors[region].work
-        ops = work.ops if isinstance(work, RegionWork) else ()
-        return max((op.chunk for op in ops), default=0)
-
-    def _first_like(self, region: int) -> int:
-        """The first region of the stage, phase and chunk of one."""
-        here = self.actors[region]
-        alike = (
-            k
-            for k, actor in enumerate(self.actors[:region])
-            if (actor.kind, actor.stage, actor.phase) == (REGION, here.stage, here.phase)
-            and self._chunk_of(k) == self._chunk_of(region)
-        )
-        return next(alike, region)

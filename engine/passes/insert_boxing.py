@@ -7,10 +7,10 @@ reader's region.  Tensors that live for a step are boxed once a step: accumulate
 update, weights (and tensors that hoist_weights makes of them) in phase weights.  Under ZeRO 3
 forward and backward each gather a weight with every micro-batch, and it crosses to another stage
 sharded, once a step; what is made of shards to be gathered is made with each gather, but what is
-smaller than they are (a scale) is gathered once a step.  Keys whose length is divided are gathered
-again for backward, so that a rank holds its share of them.  A single number goes from stage to
-stage: else each would have messages, and a group of ranks (actors/communicators.py), with each
-other one.
+smaller than they are (a scale) is gathered once a step.  Keys and values that ranks gather along
+the length are gathered again for backward, so that a rank holds its share of them.  A single number
+goes from stage to stage: else each would have messages, and a group of ranks
+(actors/communicators.py), with each other one.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class _Boxer:
         """Yield the op, or the ordinary ops that its signature stands for (split softmax).
 
         Halves that were swapped are not swapped again, nor back: backward reads what forward has
-        made.  But what forward reads in the order of tokens, too, is held once, and swapped again.
+        made.  But the output, which others read in the order of tokens, is stored in that order
+        alone, and swapped again.
         """
         self.gathered_keys |= gathered_keys(op)
         op = balance(op) if self.strategy.balances else op
@@ -287,6 +288,8 @@ class _Boxer:
         hoisted: bool,
     ) -> str:
         scope, op_phase = self._period(name, hoisted, reader.phase)
+        if name in self.gathered_keys and step and (step.source, step.target) == (S(2), B):
+            scope = _scope(reader.phase)
         forms = self.forms[name]
         if (place, scope) in forms:
             return forms[place, scope]
@@ -327,8 +330,6 @@ class _Boxer:
         """
         if name in self.weights:
             return ("", WEIGHTS) if hoisted else (_scope(phase), _scope(phase))
-        if name in self.gathered_keys:
-            return _scope(phase), phase
         if name in self.per_step:
             return "", WEIGHTS if phase == WEIGHTS else UPDATE
         return (COUNT, COUNT) if phase == COUNT else ("", phase)

@@ -87,7 +87,7 @@ class Boxings:
         for i, existing in enumerate(map(numbers.__getitem__, maker_forms)):
             for j, places in enumerate(map(numbers.__getitem__, wanted)):
                 missing = tuple(k for k in places if k not in existing)
-                self.complete &= len(missing) <= MAX_ORDERED_FORMS
+                self.complete &= bool(ways) or len(missing) <= MAX_ORDERED_FORMS
                 seconds[i, j] = times * least(into, existing, missing, known)
                 for k in missing:
                     held[every[k].stage][i, j] += copies[k]

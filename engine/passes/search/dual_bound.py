@@ -4,9 +4,9 @@ Tables are over one variable or two.  Messages move cost between tables, and cha
 goes through the variables in order, and each passes on, through every table that it shares with a
 later one, the least that the later one's values need of it and of what came before.  What remains
 of it is at least its least value, and the bound is the sum of these.  The next sweep goes back.
-Sweeps raise the bound, up to that of a linear program, which for layouts of blocks in a row is
-mostly the least cost itself (TRW-S: Kolmogorov 2006, "Convergent tree-reweighted message passing
-for energy minimization", section 5).
+No sweep lowers the bound; it stays at or below that of a linear program, which for layouts of
+blocks in a row is mostly the least cost itself (TRW-S: Kolmogorov 2006, "Convergent tree-reweighted
+message passing for energy minimization", section 5).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import numpy as np
 from flowrun.engine.passes.layout.elimination import CostTable, Values
 
 CLOSE_ENOUGH = 1e-3  # of the cost; a gap below it is not made smaller
-_MOST_SWEEPS, _LEAST_GAIN = 60, 0.1  # there and back; of the gap, that a pair of them closes
+_MOST_PAIRS = 60  # of sweeps, there and back
+_LEAST_GAIN = 0.1  # of the gap: the last pair is one that closes less
 
 
 @dataclass(slots=True)
@@ -43,11 +44,14 @@ def lower_bound(
     """Return a bound that no choice can be below, at most `cost`.
 
     sizes: values of each variable.  tables: over at most two of them; no cost is negative.  cost:
-    of a known choice.  until: a moment of time.monotonic after which no sweep begins.
+    of a known choice.  until: a moment of time.monotonic, to which sweeps there and back are made;
+    one pair at least.
     """
+    if math.isinf(cost):
+        return 0.0
     sweeps = _Sweeps(sizes, tables, cost)
     bound = 0.0
-    for _ in range(_MOST_SWEEPS):
+    for _ in range(_MOST_PAIRS):
         before, bound = bound, max(bound, sweeps.sweep(), sweeps.sweep())
         close = cost - bound <= CLOSE_ENOUGH * cost or bound - before < _LEAST_GAIN * (cost - bound)
         if close or time.monotonic() >= until:
@@ -107,7 +111,7 @@ class _Sweeps:
 def _sums(tables: Iterable[CostTable], cost: float) -> dict[tuple[int, ...], Values]:
     """Return the sum of the tables over the same variables; equal ones are one array.
 
-    No entry is above `cost`: a choice with such a one costs more than the one that is known.
+    No entry is above `cost`: a choice with such a one costs at least as much as the known one.
     """
     parts: dict[tuple[int, ...], list[tuple[Values, bool]]] = {}
     for table in tables:

@@ -40,7 +40,8 @@ def make_network(
 
     starts: rows and homes whose sets are in the network, even if it cannot have all sets.  relaxed:
     build a network that costs no more: of a tensor that has too many sets, each of k readers pays
-    1/k of what it would pay alone, which together is at most what the most expensive of them pays.
+    1/k of the boxing to its dearest form, by way of any form that some reader may ask for; together
+    that is at most what the set costs.
     """
     return _Maker(graph, options, objective, tuple(starts), relaxed).make()
 
@@ -215,7 +216,7 @@ class _Maker:
             self._ask(form_set, reader)
 
     def _pay_shares(self, name: str, maker: Choices, readers: list[Choices]) -> None:
-        """Add what each reader would pay alone, divided by their number."""
+        """Add each reader's share of a bound of what they pay together (see `relaxed`)."""
         ways: Locations = frozenset().union(*(f for r in readers for f in r.forms))
         for reader in readers:
             self._pay(name, maker, reader, 1 / len(readers), ways)

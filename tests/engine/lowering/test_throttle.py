@@ -6,6 +6,7 @@ from flowrun.engine.actors.plan import (
     BOX,
     RECEIVE,
     REGION,
+    SEND,
     Actor,
     BoxWork,
     RegionWork,
@@ -71,11 +72,21 @@ def test_of_a_ring_one_block_comes_while_another_is_computed() -> None:
 def test_what_backward_gathers_of_stored_shards_comes_after_the_reader_before() -> None:
     stored = (replace(actor(f"s{k}", REGION, "", f"s{k}"), phase=FORWARD) for k in range(2))
     gathers = (actor(f"gather {k}", BOX, f"s{k}", f"k{k}") for k in range(2))
-    loss, *readers = (actor("region", REGION, f"k{k}", f"g{k}") for k in ("", 1, 0))
-    # the first of backward (actor 4), then the reader of k1 (actor 5)
-    actors = (*stored, *gathers, loss, *readers)
-    assert list(throttle(*actors).pairs(ahead=2)) == [(4, 3), (5, 2)]
-    assert list(throttle(*actors[:4], *readers).pairs(ahead=2)) == [(4, 2)]
+    first = (*stored, *gathers)
+    loss = actor("loss", REGION, "", "g")
+    readers = (actor("block 1", REGION, "k1 g", "g1"), actor("block 0", REGION, "k0 g1", "g0"))
+    # the source of the gradient (actor 4), then the reader of k1 (actor 5)
+    assert list(throttle(*first, loss, *readers).pairs(ahead=2)) == [(4, 3), (5, 2)]
+    received = actor("receive", RECEIVE, "", "g")
+    assert list(throttle(*first, received, *readers).pairs(ahead=2)) == [(5, 2)]
+
+
+def test_what_backward_boxes_to_be_sent_is_not_held_back() -> None:
+    """The other stage may wait for it, and this one's backward for that stage."""
+    stored = replace(actor("stored", REGION, "", "s0 s1"), phase=FORWARD)
+    boxes = (actor(f"gather {k}", BOX, f"s{k}", f"k{k}") for k in range(2))
+    sends = (actor(f"send {k}", SEND, f"k{k}", f"k{k}@1") for k in range(2))
+    assert list(throttle(stored, *boxes, *sends).pairs(ahead=1)) == []
 
 
 def test_no_chunk_waits_for_another() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowrun.engine.passes.layout.elimination import CostTable, minimise
+from flowrun.engine.passes.search import dual_bound
 from flowrun.engine.passes.search.dual_bound import CLOSE_ENOUGH, lower_bound
 
 QUICK = settings(max_examples=200)
@@ -72,8 +73,18 @@ def test_a_chain_of_blocks_is_proved_beside_a_variable_that_all_share() -> None:
     assert lower_bound([8] * 121, tables, least.cost) >= (1 - CLOSE_ENOUGH) * least.cost
 
 
-@pytest.mark.parametrize("until", [math.inf, 0.0])
-def test_a_bound_that_is_cut_short_is_still_one(until: float) -> None:
+def test_a_bound_that_is_cut_short_is_still_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a ring of odd length one pair at least is equal; a linear program may not see it."""
     tables = [CostTable((v, (v + 1) % 5), np.eye(2)) for v in range(5)]
-    assert 0 <= lower_bound([2] * 5, tables, 1.0, until) <= 1.0
+    assert 0 <= lower_bound([2] * 5, tables, 3.0) <= 1.0
+    chain = [CostTable((v, v + 1), 1 + np.eye(4)) for v in range(50)]
+    made: list[float] = []
+    sweep = dual_bound._Sweeps.sweep
+    monkeypatch.setattr(
+        dual_bound._Sweeps, "sweep", lambda self: made.append(sweep(self)) or made[-1]
+    )
+    assert lower_bound([4] * 51, chain, 100.0, until=0.0) <= 50.0 and len(made) == 2
+
+
+def test_without_a_known_choice_there_is_no_bound() -> None:
+    assert lower_bound([2], [CostTable((0,), np.full(2, math.inf))], math.inf) == 0.0
