@@ -65,7 +65,7 @@ BUDGETS = {
     "tests": 1_181,
     "tests/behaviour": 9_887,
     "tests/chaos": 1_057,
-    "tests/engine": 15_432,
+    "tests/engine": 15_437,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_670,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_258, "tests": 59_327, "docs": 50_000}
+SUMS = {"source": 81_258, "tests": 59_332, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}
