@@ -34,9 +34,9 @@ BUDGETS = {
     "engine/cost": 1_300,
     "engine/hardware": 571,
     "engine/ir": 1_849,
-    "engine/lowering": 1_390,
+    "engine/lowering": 1_394,
     "engine/ops": 6_853,
-    "engine/passes": 8_500,
+    "engine/passes": 8_501,
     "engine/rehearsal": 1_196,
     "engine/runtime": 8_435,
     "engine/trace": 583,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_670,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_258, "tests": 59_332, "docs": 50_000}
+SUMS = {"source": 81_263, "tests": 59_332, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}

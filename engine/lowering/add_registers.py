@@ -224,13 +224,6 @@ class Throttle:
             order = sorted(gathers)
             for before, region in zip(order, order[ahead:], strict=False):
                 yield from ((before, gather) for gather in gathers[region])
-        for gathers in self._by_phase(self.gathers_stored, self._first_reader):
-            order = sorted(gathers)
-            first = self._source_of_gradient(order[0])
-            if first is not None:
-                yield from ((first, gather) for gather in gathers[order[0]])
-            for before, region in itertools.pairwise(order):
-                yield from ((before, gather) for gather in gathers[region])
         for reductions in self._by_phase(self.reduces, self._source):
             order = sorted(reductions)
             for before, region in zip(order, order[ahead:], strict=False):
@@ -240,11 +233,22 @@ class Throttle:
             for before, region in zip(order, order[_TURNS_AHEAD:], strict=False):
                 yield from ((before, turn) for turn in turns[region])
 
+        yield from self._gathers_of_stored()
         yield from self._copies(ahead)
 
     def waits_for_steps(self, before: int, waiting: int) -> bool:
         """Return whether both of a pair act once a step."""
         return self.actors[before].per_step and self.actors[waiting].per_step
+
+    def _gathers_of_stored(self) -> Iterator[tuple[int, int]]:
+        """Each waits for the reader of the one before; the first, for its reader's gradient."""
+        for gathers in self._by_phase(self.gathers_stored, self._first_reader):
+            order = sorted(gathers)
+            first = self._source_of_gradient(order[0])
+            if first is not None:
+                yield from ((first, gather) for gather in gathers[order[0]])
+            for before, region in itertools.pairwise(order):
+                yield from ((before, gather) for gather in gathers[region])
 
     def _copies(self, ahead: int) -> Iterator[tuple[int, int]]:
         """Copies back to the host, and the later ones to the device that wait for them; those of

@@ -6,6 +6,7 @@ that exists already.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -82,12 +83,12 @@ class Boxings:
         seconds = np.zeros((len(maker_forms), len(wanted)))
         held = {stage: np.zeros_like(seconds) for stage in dict.fromkeys(f.stage for f in every)}
         known: dict[tuple[LocationNumbers, LocationNumbers], float] = {}
-        least = _least_of_dearest if ways else _least
+        least, most = (_least_of_dearest, math.inf) if ways else (_least, MAX_ORDERED_FORMS)
         numbers = {f: tuple(sorted(map(place.__getitem__, f))) for f in (*maker_forms, *wanted)}
         for i, existing in enumerate(map(numbers.__getitem__, maker_forms)):
             for j, places in enumerate(map(numbers.__getitem__, wanted)):
                 missing = tuple(k for k in places if k not in existing)
-                self.complete &= bool(ways) or len(missing) <= MAX_ORDERED_FORMS
+                self.complete &= len(missing) <= most
                 seconds[i, j] = times * least(into, existing, missing, known)
                 for k in missing:
                     held[every[k].stage][i, j] += copies[k]
