@@ -42,9 +42,7 @@ without_modes = _disable_current_modes  # within, no dispatch mode sees an op
 
 
 def schema_of(op: Any) -> Any:
-    """Return an op's schema: `arguments` and `returns` with types and `alias_info` (what is a view,
-    what is written), `is_mutable`.
-    """
+    """Return an op's schema: types and `alias_info` of `arguments` and `returns`, `is_mutable`."""
     return op._schema
 
 
