@@ -25,6 +25,7 @@ from flowrun.launcher.commands.start.inspect_model import (
     find_named,
     find_path,
     list_arguments,
+    name_data,
     of_word,
 )
 from flowrun.launcher.commands.start.sample_items import SampleItems, read_items
@@ -138,7 +139,7 @@ def _of_class(path: str, module: str, data: str | None, given: Given) -> tuple[s
         with of_word(path):
             model = make_dry(of_model)
         arguments = list_arguments(model.module.forward)
-    found = [{"_target_": find_path(data)}] if data else find_data(module, given["data"])
+    found = [name_data(find_path(data))] if data else find_data(module, given["data"])
     names = [str(target.get("path", target["_target_"])) for target in found]
     lines, items, notes = [f"_target_: '{_MISSING}'"], None, []
     if len(found) == 1:

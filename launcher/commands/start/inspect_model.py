@@ -39,13 +39,10 @@ def find_model(target: str) -> tuple[str, str]:
         return dotted, dotted.rpartition(".")[0]
     models = _list_models(module, dotted)
     if len(models) != 1:
-        several = f"{len(models)} models: {', '.join(models)}."
-        none = "no model: no subclass of torch.nn.Module, and no function."
-        raise CommandLineError(
-            target,
-            f"this module defines {several if models else none}",
-            f"Name one: flowrun init {dotted}.{models[-1] if models else 'Net'}.",
-        )
+        which = ", ".join(models) or "no subclass of torch.nn.Module, and no function"
+        problem = f"this module defines {len(models) or 'no'} models: {which}."
+        instead = f"Name one: flowrun init {dotted}.{models[-1] if models else 'Net'}."
+        raise CommandLineError(target, problem, instead)
     return f"{dotted}.{models[0]}", dotted
 
 
@@ -72,11 +69,8 @@ def _list_models(module: ModuleType, dotted: str) -> list[str]:
         for name, value in vars(module).items()
         if getattr(value, "__module__", "") == dotted and not name.startswith("_")
     }
-    models = {
-        name: value
-        for name, value in defined.items()
-        if inspect.isclass(value) and issubclass(value, nn.Module)
-    }
+    classes = {name: value for name, value in defined.items() if inspect.isclass(value)}
+    models = {name: value for name, value in classes.items() if issubclass(value, nn.Module)}
     whole = [name for name in models if not _is_part(name, models)]
     functions = [name for name, value in defined.items() if inspect.isfunction(value)]
     return whole or [name for name in functions if not _OF_DATA.search(name)]
@@ -100,14 +94,19 @@ def find_data(module: str, given: Target) -> list[Target]:
     found: dict[tuple[bool, int, bool], list[Target]] = {}
     for name, value in vars(importlib.import_module(module)).items():
         if (kind := _kind_of_data(name, value, module)) is not None:
-            target, arguments = {"_target_": f"{module}.{name}"}, {}
-            if kind == _OBJECT:
-                target = {"_target_": GET_OBJECT, "path": target["_target_"]}
-            else:
-                arguments = list_arguments(value)
+            target = name_data(f"{module}.{name}")
+            arguments = {} if kind == _OBJECT else list_arguments(value)
             lacks = any(must and key not in given for key, must in arguments.items())
             found.setdefault((lacks, kind, "train" not in name.lower()), []).append(target)
     return found[min(found)] if found else []
+
+
+def name_data(path: str) -> Target:
+    """Return the target of a dotted data set: of an object of a module, what gets it there."""
+    module, _, name = path.rpartition(".")
+    value = getattr(_import(module) if module else None, name, find_named)
+    is_made = hasattr(value, "__getitem__") and not inspect.isclass(value)
+    return {"_target_": GET_OBJECT, "path": path} if is_made else {"_target_": path}
 
 
 def _kind_of_data(name: str, value: object, module: str) -> int | None:

@@ -149,8 +149,8 @@ def test_inputs_of_unknown_items_are_asked_for(place: Path) -> None:
     llama_folder(place)
     text = "class Mine:\n    def __init__(self, path):\n        self.path = path\n"
     (place / "mine_c.py").write_text(text)
-    written = write_recipe("tiny", "mine_c.Mine", None)
-    assert written.missing == ["data.path", "task.inputs", "task.loss"]
+    missing = ["data.path", "task.inputs", "task.loss"]
+    assert write_recipe("tiny", "mine_c.Mine", None).missing == missing
 
 
 def test_mistakes_are_refused(place: Path) -> None:
@@ -165,7 +165,7 @@ def test_mistakes_are_refused(place: Path) -> None:
         "points_g": "there already",
         "empty": r"no config\.json",
         "two": "defines 2 models: A, B",
-        "none": "defines no model: no subclass",
+        "none": "defines no models: no subclass",
         "raises": "importing 'raises' failed: AttributeError: module 'torch'",
         "nothing.Net": "there is no module 'nothing'",
         "points_g.Nett": "has no 'Nett'",
@@ -176,7 +176,14 @@ def test_mistakes_are_refused(place: Path) -> None:
         assert explain(refused.value, []).startswith("command line  ")
 
 
-TUPLES = """
+PAIRS = """
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, k):
+        return torch.randn(8, generator=torch.Generator().manual_seed(k)), k % 3
+"""
+TUPLES = f"""
 import torch
 from torch import nn
 
@@ -200,45 +207,42 @@ class Optional(Net):
         return nn.functional.cross_entropy(self.head(x), labels)
 
 
-class Pairs:
-    def __len__(self):
-        return 64
+class Pairs:{PAIRS}
 
-    def __getitem__(self, k):
-        return torch.randn(8, generator=torch.Generator().manual_seed(k)), k % 3
+rows = [Pairs()[k] for k in range(64)]
 """
 
 
 @pytest.mark.parametrize(
-    ("model", "names", "loss"),
+    ("model", "data", "names", "loss"),
     [
-        ("Net", "[x, targets]", "losses.cross_entropy"),
-        ("Own", "[x, y]", "# loss: the model returns it"),
-        ("Optional", "[x, labels]", "# loss: the model returns it"),
+        ("Net", None, "[x, targets]", "losses.cross_entropy"),
+        ("Net", "pairs.py:rows", "[x, targets]", "losses.cross_entropy"),
+        ("Own", None, "[x, y]", "# loss: the model returns it"),
+        ("Optional", None, "[x, labels]", "# loss: the model returns it"),
     ],
 )
 def test_values_of_tuples_get_the_names_of_arguments(
-    place: Path, model: str, names: str, loss: str
+    place: Path, model: str, data: str | None, names: str, loss: str
 ) -> None:
     (place / "pairs.py").write_text(TUPLES)
-    written = write_recipe(f"pairs.py:{model}", None, None)
+    written = write_recipe(f"pairs.py:{model}", data, None)
     text = written.file.read_text()
     assert not written.missing and loss in text and f"names: {names}" in text
     assert ("task.loss is left out: the model returns it" in written.notes) == ("# loss" in loss)
-    assert "  data:\n    _target_: pairs.Pairs\n" in text
-    job = Job(load([f"recipe={written.file}"]), values=False)
-    assert job.training.plan.num_ranks == 1
+    maker = "hydra.utils.get_object\n    path: pairs.rows" if data else "pairs.Pairs"
+    assert f"  data:\n    _target_: {maker}\n" in text
+    assert Job(load([f"recipe={written.file}"]), values=False).training.plan.num_ranks == 1
 
 
 def test_a_function_that_makes_a_model_is_one(place: Path) -> None:
     text = "import torch\nfrom torch import nn\ndef build():\n    return nn.Linear(4, 2)\n"
     (place / "makes.py").write_text(text)
-    written = write_recipe("makes", None, None)
-    assert written.file == Path("recipes/makes.yaml")
-    assert "_target_: makes.build" in written.file.read_text()
+    write_recipe("makes", None, None)
+    assert "_target_: makes.build" in Path("recipes/makes.yaml").read_text()
 
 
-STUDY = """
+STUDY = f"""
 import torch
 from torch import nn
 
@@ -255,13 +259,7 @@ class Wave(nn.Module):
 class Patients:
     def __init__(self, folder):
         assert folder == "patients"
-
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, k):
-        return torch.randn(8, generator=torch.Generator().manual_seed(k)), k % 3
-"""
+{PAIRS}"""
 
 
 def test_a_recipe_with_gaps_names_them_all_when_it_is_planned(place: Path) -> None:
