@@ -96,7 +96,7 @@ def replacing_files(folder: Path) -> Iterator[Path]:
     For libraries that write files by names of their own, and follow links.  Raises OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with name_file(folder), tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL) as made:
+    with name_file(folder), tempfile.TemporaryDirectory(PARTIAL, ".", folder) as made:
         yield Path(made)
         for file in sorted(Path(made).iterdir()):
             sync(file)

@@ -1,27 +1,25 @@
 """A folder of objects at a URL.  fsspec opens it, by the driver of its scheme (s3fs for s3://).
 
-An object is there whole or not at all.  Drivers move the parts of a large file at once, with
-checksums where the store has them, and try some requests again; what still fails is tried again
-here, and the size of what has arrived is compared.  Drivers share no class of errors: any error
-but a refusal may pass.
+An object is there whole or not at all, of a disk (file://) too.  Drivers move the parts of a large
+file at once, with checksums where the store has them, and try some requests again; what still fails
+is tried again here, and the size of what has arrived is compared.  Drivers share no class of
+errors: any error but a refusal may pass.
 """
 
 from __future__ import annotations
 
-import os
-import platform
 import random
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError, refuse_as
-from flowrun.engine.ir.files import PARTIAL
+from flowrun.engine.ir.files import PARTIAL, replacing_files
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -69,8 +67,7 @@ class ObjectStore:
         try:
             from fsspec.core import url_to_fs
 
-            folders = {"auto_mkdir": True} if url.startswith("file:") else {}  # others have none
-            driver, root = url_to_fs(url, use_listings_cache=False, **folders)
+            driver, root = url_to_fs(url, use_listings_cache=False)
         except (ImportError, ValueError) as error:  # ValueError: an unknown scheme
             raise RecipeError(
                 where,
@@ -104,7 +101,8 @@ class ObjectStore:
         names the root, where it is an object.
         """
         found = self._try(lambda: self.driver.find(self.root, detail=True))
-        names = {name[len(self.root) + 1 :]: about for name, about in found.items()}
+        every = {name[len(self.root) + 1 :]: about for name, about in found.items()}
+        names = {name: every[name] for name in every if f"{PARTIAL}/" not in name}
         for name in names:  # all who may write to a bucket choose them
             if name.startswith("/") or ".." in name.split("/"):
                 raise StoreError(self.url, f"the object {name!r} has no place in a folder.")
@@ -115,7 +113,7 @@ class ObjectStore:
 
         def act() -> None:
             size = file.stat().st_size
-            self.driver.put_file(str(file), self._path(name))
+            self._make(name, lambda path: self.driver.put_file(str(file), path))
             if self.driver.info(self._path(name))["size"] < size:
                 raise OSError(f"not all of the {size:,} bytes of {name} have arrived")
 
@@ -123,7 +121,7 @@ class ObjectStore:
 
     def write(self, name: str, content: bytes) -> None:
         """Make an object of bytes."""
-        self._try(lambda: self.driver.pipe_file(self._path(name), content))
+        self._try(lambda: self._make(name, lambda path: self.driver.pipe_file(path, content)))
 
     def read(self, name: str) -> str:
         """Return an object's text."""
@@ -138,20 +136,15 @@ class ObjectStore:
 
     def get(self, name: str, file: Path) -> None:
         """Make or replace a file, whole."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_name(f"{file.name}.{platform.node()}-{os.getpid()}{PARTIAL}")
 
         def act() -> None:
-            self.driver.get_file(self._path(name), str(partial))
-            size = self.driver.info(self._path(name))["size"]
-            if partial.stat().st_size != size:
-                raise OSError(f"not all of the {size:,} bytes of {name} have arrived")
-            partial.replace(file)
+            with replacing_files(file.parent) as made:
+                self.driver.get_file(self._path(name), str(made / file.name))
+                size = self.driver.info(self._path(name))["size"]
+                if (made / file.name).stat().st_size != size:
+                    raise OSError(f"not all of the {size:,} bytes of {name} have arrived")
 
-        try:
-            self._try(act)
-        finally:
-            partial.unlink(missing_ok=True)
+        self._try(act)
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove the objects that are there."""
@@ -164,6 +157,13 @@ class ObjectStore:
 
     def _path(self, name: str) -> str:
         return f"{self.root}/{name}" if name else self.root
+
+    def _make(self, name: str, write: Callable[[str], object]) -> None:
+        """Write an object, at a path; a disk's driver would leave half of it, if it is killed."""
+        folder, _, last = self._path(name).rpartition("/")
+        on_disk = self.url.startswith("file:")
+        with replacing_files(Path(folder)) if on_disk else nullcontext(folder) as made:
+            write(f"{made}/{last}")
 
     def _try(self, act: Callable[[], T]) -> T:
         waits = iter(_WAITS_S)

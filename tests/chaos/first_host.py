@@ -75,7 +75,6 @@ def kill_first(place: Path, name: str, shares: str, after_s: float, at_step: int
             home = here / f"home{host}"
             home.mkdir(parents=True)
             own = {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
-            own["FSSPEC_FILE_AUTO_MKDIR"] = "true"  # as an object store has no folders
             words = (*RUN, *keys, run_folder(folders[host]))
             hosts.append(Command(place, *words, namespace=network, variables=own))
             if not host:

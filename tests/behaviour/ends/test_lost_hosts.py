@@ -109,7 +109,7 @@ def come_and_go(place: Path, shares: str) -> Path:
     def host(name: str) -> Command:
         home = here / f"home_{name}"
         home.mkdir(parents=True, exist_ok=True)
-        own = {"HOME": str(home), "XDG_CACHE_HOME": str(home), "FSSPEC_FILE_AUTO_MKDIR": "true"}
+        own = {"HOME": str(home), "XDG_CACHE_HOME": str(home)}
         folder = run_folder(here / ("run" if shares == SHARED else name))
         return Command(place, *RUN, *APART, meet, *store, folder, variables=own)
 

@@ -1,3 +1,4 @@
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -64,6 +65,24 @@ def test_what_fails_is_tried_again_and_half_of_a_file_counts_as_nothing(
     assert len(tried) == 3 and [*tmp_path.iterdir()] == []
     store.get("a", tmp_path / "a")
     assert (tmp_path / "a").read_bytes() == b"abcd"
+
+
+def test_a_file_that_cannot_be_replaced_stays_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "_WAITS_S", ())
+    store = ObjectStore.open(f"file://{tmp_path}/store", "x")
+    store.write("a", b"old")
+    (tmp_path / "a").write_bytes(bytes(2000))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # as a disk that is full
+    try:
+        for act in (lambda: store.put("a", tmp_path / "a"), lambda: store.write("a", bytes(2000))):
+            with pytest.raises(StoreError, match="File too large"):
+                act()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert store.read("a") == "old" and store.find().keys() == {"a"}
 
 
 def test_what_is_refused_is_not_tried_again(
