@@ -57,11 +57,7 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
         task = HydraConfig.get().overrides.task
         words: list[str] = OmegaConf.to_container(task, resolve=False)  # type: ignore[assignment]
         jobs.append((words, None))
-        try:
-            outcome = _job(cfg, words, config_dir)
-        except (KeyboardInterrupt, SystemExit):  # the latter of a job that was asked to end
-            _show_jobs(jobs[:-1])
-            raise
+        outcome = _job(cfg, words, config_dir)
         jobs[-1] = words, outcome
         return JobObjective.of(cfg.sweep.objective, outcome)
 
@@ -72,6 +68,9 @@ def hydra_jobs(overrides: list[str], flags: list[str], config_dir: str | None) -
         doing.clear()  # Hydra prints, too
         try:
             job()
+        except (KeyboardInterrupt, SystemExit):  # the latter of a job that was asked to end
+            _show_jobs([each for each in jobs if each[1] is not None])
+            raise
         except hydra_source.COMPOSING_ERRORS as error:
             if jobs:  # composed: the error is a job's own
                 raise

@@ -15,7 +15,7 @@ from flowrun.engine.errors import ArgumentError, FlowrunError, PlanError, RunErr
 from flowrun.launcher import cli
 from flowrun.launcher.cli import main
 from flowrun.launcher.recipe.hydra_source import recipe_names
-from flowrun.launcher.report.sweep_table import PLOT, TABLE
+from flowrun.launcher.report.sweep_table import PLOT, TABLE, Comparison
 from support.runs.workplace import End
 
 Runs = list[tuple[Any, Path]]
@@ -315,8 +315,14 @@ def test_a_narrow_table_keeps_what_differs(
     assert all(len(line) <= 80 for line in rows)
 
 
-def test_ctrl_c_in_a_sweep_prints_the_jobs_that_ran(end: End, runs: Runs) -> None:
-    status, out, err = end("-m", "recipe=gpt_dp", "train.seed=0,4", "launch=virtual")
+@pytest.mark.parametrize("seeds", ["0,4", "0,1"], ids=["in a job", "behind one"])
+def test_ctrl_c_in_a_sweep_prints_the_jobs_that_ran(
+    seeds: str, end: End, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if seeds == "0,1":
+        stop = signal.default_int_handler
+        monkeypatch.setattr(Comparison, "on_job_end", lambda *_, **__: stop(2, None))
+    status, out, err = end("-m", "recipe=gpt_dp", f"train.seed={seeds}", "launch=virtual")
     assert status == 130 and "stopped" in err
     assert "train.seed=0" in out and "1.2500" in out
 

@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,8 @@ def test_ctrl_c_ends_the_jobs_of_a_sweep_and_shows_them(cluster: Any, place: Pat
     command = sweep(cluster, place, "0.1,0.2,0.3", "train.steps=1000000")
     for _ in range(2):
         command.until("host 0 begins")
+    while not (place / "sweep" / "2" / "ray" / "recipe.yaml").exists():
+        time.sleep(0.1)  # job 2 may still be planned
     command.send(signal.SIGINT)
     ended = command.end()
     assert ended.status == 130, ended.err
