@@ -28,7 +28,7 @@ class Trait(Enum):
     SUM = "runs with every micro-batch and makes one value a step"
     IN_PLACE = "the new values are the variables, changed where they are"
     FUSED = "one kernel over weight, gradient and states"
-    PLAIN = "never compiled: fused by hand, of no fixed shape, or its order of summation counts"
+    PLAIN = "never compiled: fused by hand, reads values, has no fixed shape, or sums in an order"
     PRODUCT = "a matrix product, attention or convolution of forward"
     CONSTANT = "a value that is part of the op; any rank can make any piece of it"
 

@@ -18,6 +18,7 @@ from flowrun.engine.ir.op_info import OpCost, OpInfo, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, S
 from flowrun.engine.ir.signature import LocalCall, LocalView, OpRows, OpView
+from flowrun.engine.ops.nn.expert_op import is_only_a_shape
 
 
 def forward(view: OpView) -> OpRows:
@@ -51,8 +52,10 @@ def backward(view: OpView) -> OpRows:
 def _groups(
     offs: torch.Tensor, expert: int, experts: int, token: int, tokens: int
 ) -> Iterator[tuple[int, slice]]:
-    """(expert, its tokens), both counted from what is here, where any are here."""
-    ends = offs.tolist()
+    """(expert, its tokens), both counted from what is here, where any are here; none of a tensor
+    without values.
+    """
+    ends = [0] * len(offs) if is_only_a_shape(offs) else offs.tolist()
     for k in range(expert, expert + experts):
         start, end = (ends[k - 1] if k else 0) - token, ends[k] - token
         here = slice(max(start, 0), min(end, tokens))
@@ -113,7 +116,8 @@ def _flops(op: Op, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape | None
 GROUPED = "transformers.grouped_mm_fallback.default"
 GROUPED_BACKWARD = "transformers.grouped_mm_fallback_backward.default"
 
+_COST = OpCost(flops=_flops)
 OPS: Mapping[str, OpInfo] = {
-    GROUPED: OpInfo(forward, local=local, traits=(Trait.PRODUCT,), cost=OpCost(flops=_flops)),
-    GROUPED_BACKWARD: OpInfo(backward, local=local, cost=OpCost(flops=_flops)),
+    GROUPED: OpInfo(forward, local=local, traits=(Trait.PRODUCT, Trait.PLAIN), cost=_COST),
+    GROUPED_BACKWARD: OpInfo(backward, local=local, traits=(Trait.PLAIN,), cost=_COST),
 }

@@ -113,7 +113,7 @@ def _is_backward(op: Op) -> bool:
 
 def _known(rule: Rule, program: Function, *traits: Trait) -> OpInfo:
     cost = OpCost(flops=_flops, held_bytes=_held_bytes)
-    return OpInfo(rule, local=on_a_rank(program), traits=traits, cost=cost)
+    return OpInfo(rule, local=on_a_rank(program), traits=(*traits, Trait.PLAIN), cost=cost)
 
 
 _FORWARD = _known(forward, expert_op.run, Trait.PRODUCT)

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from flowrun.engine.ops.nn.document_op import as_autocast
+from flowrun.engine.torch_internals import FakeTensor
 
 _aten = torch.ops.aten
 ACTIVATIONS: Mapping[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
@@ -123,16 +124,27 @@ def _add_gradients(
 
 
 def _pairs(chosen: Tensor, experts: int, first: int, here: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield (an expert, counted from the first one here, pairs that chose it), if any did.
+    """Yield (an expert, counted from the first one here, pairs that chose it), if any did; none of
+    a tensor without values.
 
     No more at once than 5/4 of an even share, so that what is made of them is bounded.
     """
+    if is_only_a_shape(chosen):
+        return
     most = most_at_once(chosen.numel(), experts)
     numbers, order = chosen.flatten().sort(stable=True)
     ends = torch.searchsorted(numbers, torch.arange(first, first + here + 1).to(numbers)).tolist()
     for k, (start, end) in enumerate(itertools.pairwise(ends)):
         for part in range(start, end, most):
             yield k, order[part : min(part + most, end)]
+
+
+def is_only_a_shape(value: Tensor) -> bool:
+    """Return whether a tensor has no values, as only the shape of what is made of it is asked for.
+
+    Where code is built of it, sizes are symbols, and whoever reads a value raises.
+    """
+    return isinstance(value, FakeTensor) and value.fake_mode.shape_env is None
 
 
 def most_at_once(pairs: int, experts: int) -> int:
