@@ -32,6 +32,7 @@ from flowrun.engine.passes.hoist_weights import hoist_weights
 from flowrun.engine.passes.insert_boxing import insert_boxing
 from flowrun.engine.passes.keep_narrow import keep_narrow
 from flowrun.engine.passes.layout.apply_pins import apply_pins, with_pins
+from flowrun.engine.passes.layout.expert_room import give_experts_room
 from flowrun.engine.passes.layout.infer_sbp import infer_update
 from flowrun.engine.passes.layout.keep_lengths import keep_lengths
 from flowrun.engine.passes.mirrored_view import mirror
@@ -59,6 +60,7 @@ TRAINING: Passes = {
         apply_pins,  # the recipe's pins, from here on homes of variables and fields, and ops
         chunk_loss,  # head and loss some rows at a time
         keep_lengths,  # tokens keep a dim of their own where an axis divides them
+        give_experts_room,  # slots for tokens that travel to their experts
         find_rows,  # rows of ops without a table: the user's, or by experiment
         narrow_gradients,  # accumulated and reduced in the dtype that they were computed in
         mirror,  # in the mirrored view: each rank its own batch
@@ -90,7 +92,10 @@ TRAINING: Passes = {
 }
 # forward alone, laid out as training is
 EVALUATION: Passes = {
-    STAGED: (with_pins, chunk_loss, keep_lengths, find_rows, mirror, split_stages, keep_narrow),
+    STAGED: (
+        *(with_pins, chunk_loss, keep_lengths, give_experts_room, find_rows),
+        *(mirror, split_stages, keep_narrow),
+    ),
     TRAINED: (update_ops, count_step),
     LAID_OUT: (assign_sbp,),
     SIGNED: (infer_update, follow_homes, hoist_weights),

@@ -338,6 +338,8 @@ class Strategy:
         computed in.
     long_attention: what attention makes of a length that an axis divides: heads, gather, ring, one
         of BALANCED, or auto.
+    expert_room: slots for tokens on the way to the ranks of their experts (ops/experts/routed.py),
+        in even shares; 0: each rank sees all tokens that its experts may take.
     loss_chunks: of rows, in which a head and its loss run (passes/head_products.py).
     pads_classes: products see a multiple of 64 classes (passes/head_products.py).
     preparation: steps that make a sample, each an actor of its own; empty: samples are read at
@@ -380,6 +382,7 @@ class Strategy:
     counts_step: bool = True
     in_flight: int | str | OwnSchedule = "auto"
     long_attention: str = "auto"
+    expert_room: float = 0.0
     loss_chunks: int = 1
     pads_classes: bool = False
     register_slots: int = 2

@@ -2,6 +2,6 @@
 
 registry.py     read this first: target -> OpInfo, rows on a grid, what a rank runs
 traits.py       views, draws and the like
-math/ shapes/ nn/ flow/    the families; flow: the engine's own ops
+math/ shapes/ nn/ experts/ flow/    the families; flow: the engine's own ops
 proof/          which rows of an op hold, tried on simulated ranks
 """

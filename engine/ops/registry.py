@@ -26,6 +26,7 @@ from flowrun.engine.ir.signature import (
     torch_callable,
 )
 from flowrun.engine.ir.table import table_of
+from flowrun.engine.ops.experts import dropless
 from flowrun.engine.ops.flow import (
     check,
     random,
@@ -44,7 +45,6 @@ from flowrun.engine.ops.nn import (
     chunked_head,
     conv,
     cross_entropy,
-    dropless,
     embedding,
     loss,
     norm,

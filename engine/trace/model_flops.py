@@ -18,8 +18,8 @@ from flowrun.engine.passes.recompute import AGAIN
 # of experts with gates
 _OWN_SHARE_OF_BACKWARD = {
     r"(scaled_dot_product|document)_.*backward\.default$": 0.8,
-    r"\.experts_backward\.default$": 0.8,
-    r"\.gated_experts_backward\.default$": 0.75,
+    r"gated_experts_backward": 0.75,
+    r"experts_backward": 0.8,
 }
 
 

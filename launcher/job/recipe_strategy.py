@@ -54,6 +54,7 @@ def strategy_of(recipe: Recipe) -> Strategy:
         counts_step=recipe.train.loss_mean == schema.STEP,
         in_flight=own_schedule(recipe) or recipe.in_flight,
         long_attention=recipe.engine.long_attention,
+        expert_room=recipe.engine.expert_room,
         loss_chunks=recipe.engine.loss_chunks,
         pads_classes=pads == schema.ALWAYS or (pads == schema.AUTO and built_on_gpu),
         register_slots=recipe.engine.register_slots,

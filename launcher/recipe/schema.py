@@ -496,6 +496,10 @@ class Engine:
         keys and values; ring: its own queries, while keys and values go around; balanced_gather,
         balanced_ring: the same, but half of the queries change ranks on the way into causal
         attention and out of it, so that all ranks have equal work; auto: the fastest.
+    expert_room: where an axis divides tokens and experts without capacity, tokens may travel by
+        all-to-all to the ranks of the experts that they choose. A rank then has as many slots for
+        each other rank as this number says, in even shares of its tokens' choices; the run ends if
+        they are too few. 0: ranks gather all tokens, and what their experts make is summed.
     blocking: axes whose collectives take turns with compute, as on one stream; this shows what
         overlap gains.  (On a GPU no host waits for those of micro-batches, with or without it.)
     compiler: of training's regions: eager (op after op) or inductor (fused C++ or Triton code,
@@ -521,6 +525,7 @@ class Engine:
     pad_classes: str = AUTO
     attention: str = FUSED
     long_attention: str = AUTO
+    expert_room: float = 0.0
     blocking: list[str] = field(default_factory=list)
     compiler: str = EAGER
     inductor: dict[str, Any] = field(default_factory=dict)

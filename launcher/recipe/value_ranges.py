@@ -114,6 +114,7 @@ RANGES: Mapping[str, Range] = {
     "launch.slurm.cpus_per_node": COUNT,
     "launch.slurm.mem_gb": POSITIVE,
     "engine.register_slots": Range("[1, 4096]"),
+    "engine.expert_room": Range("[1, 65536]", "1 is an even share; 0 is off.", or_zero=True),
     "engine.loss_chunks": Range(COUNT.interval, "1 holds whole logits."),
     **dict.fromkeys(
         (

@@ -109,7 +109,7 @@ class Costs:
         ops are split, and the rest is meant to be whole.
         """
         ins = [
-            s if k in row.turned else _part(s, sbp, parts)
+            s if k in (*row.turned, *row.sent) else _part(s, sbp, parts)
             for k, (s, sbp) in enumerate(zip(in_shapes, row.inputs, strict=True))
         ]
         outs = [

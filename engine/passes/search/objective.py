@@ -238,8 +238,8 @@ class Objective:
 
 
 def _read(op: Op, row: AxisSignatures) -> list[NdSbp]:
-    """Return the nd-SBP of what each input's reader sees: of what goes around, all."""
+    """Return the nd-SBP of what each input's reader sees: of what goes around or is sent, all."""
     return [
-        tuple(B if k in axis.turned else axis.inputs[k] for axis in row)
+        tuple(B if k in (*axis.turned, *axis.sent) else axis.inputs[k] for axis in row)
         for k in range(len(op.inputs))
     ]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from flowrun.engine.actors.plan import Plan
 from flowrun.engine.boxing.boxing import ALL_REDUCE, ALL_TO_ALL
 from flowrun.engine.compile import Compilation
+from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.graph import BACKWARD, FORWARD, Op
 from flowrun.engine.ir.sbp import S
 from flowrun.engine.strategy import Pin
@@ -131,6 +132,12 @@ def moved(made: Plan) -> list[Op]:
         (Layout(data=2, tensor=2), (*ON_DATA, *INSIDE)),
         (Layout(data=2, stages=2), ()),
         (Layout(data=2, zero=3), ()),
+        (Layout(data=2, room=2.0), ON_DATA),
+        (Layout(data=4, room=4.0), ON_DATA),
+        (Layout(data=2, zero=2, room=2.0), ON_DATA),
+        (Layout(data=2, stages=2, room=2.0), ON_DATA),
+        (Layout(data=2, tensor=2, room=2.0), (*ON_DATA, *INSIDE)),
+        (Layout(data=2, tensor=2, room=2.0), (*ON_DATA, *ON_TENSOR)),
     ],
     ids=str,
 )
@@ -146,13 +153,16 @@ def test_experts_without_capacity_train_as_a_dense_computation_of_the_same_route
 
 
 @pytest.mark.parametrize(
-    "layout", [Layout(tensor=2), Layout(tensor=4), Layout(data=2, tensor=2)], ids=str
+    "layout",
+    [Layout(tensor=2), Layout(tensor=4), Layout(data=2, tensor=2), Layout(data=2, room=2.0)],
+    ids=str,
 )
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
 def test_split_experts_of_transformers_train_as_plain_torch(name: str, layout: Layout) -> None:
     training = TRANSFORMERS[name].training()
     dims = {"*.experts.gate_up_proj": 0, "*.experts.down_proj": 0}
-    pinned = tuple(Pin(each, "variable", "tensor", S(dim)) for each, dim in dims.items())
+    axis = "data" if layout.room else "tensor"
+    pinned = tuple(Pin(each, "variable", axis, S(dim)) for each, dim in dims.items())
     found = run_plan(training, plan(layout, pinned, training), len(training.batches))
     plain = plain_loop(training, 0.0, len(found.losses))
     assert apart(found.losses, found.weights, plain).within(LOSS_TOLERANCE, BOUND)
@@ -164,6 +174,20 @@ def test_where_experts_are_split_one_sum_of_their_outputs_travels() -> None:
         (FORWARD, ALL_REDUCE): MIXTURES,
         (BACKWARD, ALL_REDUCE): MIXTURES,
     }
+
+
+def test_with_room_tokens_travel_by_all_to_all_and_none_is_gathered() -> None:
+    """Rows and numbers go, and come back; backward gradients and shares, too."""
+    assert kinds_moved(plan(Layout(data=2, room=2.0), ON_DATA, DROPLESS)) == {
+        (FORWARD, ALL_TO_ALL): 3 * MIXTURES,
+        (BACKWARD, ALL_TO_ALL): 6 * MIXTURES,
+        (FORWARD, ALL_REDUCE): MIXTURES,  # how often each expert was chosen, for the bias
+    }
+
+
+def test_room_without_experts_is_refused() -> None:
+    with pytest.raises(RecipeError, match="no experts without capacity"):
+        plan(Layout(data=2, room=2.0), ON_DATA)
 
 
 def test_where_samples_are_split_no_token_travels() -> None:

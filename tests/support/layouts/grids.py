@@ -43,6 +43,7 @@ class Layout:
     zero: stage, on axis data.  grids: (data, tensor) of each stage, where they are unlike.
     shared: the ranks share memory.  pinned: with the pins of the training, on axis tensor.
     context: ranks that divide the length of samples.  attention: how it reads that.
+    room: slots of tokens that travel to their experts.
     """
 
     data: int = 1
@@ -61,6 +62,7 @@ class Layout:
     pinned: bool = True
     context: int = 1
     attention: str = "auto"
+    room: float = 0.0
 
     @property
     def num_ranks(self) -> int:
@@ -142,6 +144,7 @@ def strategy(training: Training, layout: Layout) -> Strategy:
         register_slots=layout.register_slots,
         shared_memory=layout.shared,
         long_attention=layout.attention,
+        expert_room=layout.room,
     )
 
 

@@ -11,6 +11,16 @@ import torch
 
 from flowrun.engine.capture.patches import substitutes  # noqa: F401  (it defines flowrun::ctc_loss)
 from flowrun.engine.ir.placement import Shape
+from flowrun.engine.ops.experts.routed import (
+    GATED,
+    GATED_BACKWARD,
+    RUN,
+    RUN_BACKWARD,
+    SEND,
+    TAKE,
+    Routes,
+    send,
+)
 from flowrun.engine.ops.flow.recurrent import BACKWARD as RECURRENT_BACKWARD
 from flowrun.engine.ops.flow.recurrent import FORWARD as RECURRENT
 from flowrun.engine.ops.nn.ring_attention import BLOCK, BLOCK_BACKWARD, KeyTurns
@@ -231,6 +241,38 @@ def _experts() -> list[OpSample]:
         sample("flowrun.experts_backward.default", grad, *few, sound=_routed),
         sample("flowrun.gated_experts.default", *many, sound=_routed),
         sample("flowrun.gated_experts_backward.default", grad, *many, sound=_routed),
+        *_sent_to_experts(),
+    ]
+
+
+def _in_slots(shapes: Sequence[Shape]) -> bool:
+    """Pieces of buffers with as many slots, and of matrices that fit each other and them."""
+    buffers = [shape for shape in shapes if len(shape) == 4]
+    *grad, x = buffers[: len(buffers) // 2]  # before the numbers, and shares, of slots
+    *inside, down = (shape for shape in shapes if len(shape) == 3)
+    fitting = {(experts, inner) for experts, _, inner in inside} == {down[:2]}
+    wide = all(width == x[3] for _, width, _ in inside) and all(g[3] == down[2] for g in grad)
+    return len({shape[:3] for shape in buffers}) == 1 and fitting and wide
+
+
+def _sent_to_experts() -> list[OpSample]:
+    """Samples of 7 tokens of one rank, of which some choose one expert of four, on two ranks."""
+    draws = torch.Generator().manual_seed(0)
+    normal = partial(torch.randn, generator=draws, dtype=torch.float64)
+    chosen, routes = torch.rand(7, 4, generator=draws).topk(3).indices, Routes(4, 2, (1,), 21, 13)
+    pairs, tokens = normal(7, 3, 1), normal(7, 1, 5)
+    numbers = send(chosen.unsqueeze(-1), chosen, -1, routes)
+    x, grad, share = (send(rows, chosen, 0, routes) for rows in (tokens, normal(7, 1, 6), pairs))
+    gate, up, down = normal(4, 5, 3), normal(4, 5, 3), normal(4, 3, 6)
+    few, many = ("gelu", routes, up, down), ("silu", routes, gate, up, down)
+    return [
+        *(sample(SEND, rows, chosen, 0, routes) for rows in (tokens, pairs)),
+        sample(SEND, chosen.unsqueeze(-1), chosen, -1, routes),
+        sample(TAKE, x, chosen, routes),
+        sample(RUN, x, numbers, *few, sound=_in_slots),
+        sample(GATED, x, numbers, *many, sound=_in_slots),
+        sample(RUN_BACKWARD, grad, x, numbers, share, *few, sound=_in_slots),
+        sample(GATED_BACKWARD, grad, x, numbers, share, *many, sound=_in_slots),
     ]
 
 

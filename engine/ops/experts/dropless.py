@@ -1,7 +1,8 @@
-"""Signatures, local programs and cost of experts that leave no token out (expert_op.py).
+"""Signatures, local programs and cost of experts that leave no token out (nn/expert_op.py).
 
 Split experts are expert parallelism: each rank takes the tokens that chose one of its own, and the
-sum over ranks is the whole (P).  Split tokens need no word with each other.  Each expert may be
+sum over ranks is the whole (P); or tokens are split, too, and travel (routed.py).  Split tokens
+need no word with each other.  Each expert may be
 split inside, too (columns of gate and up, rows of down).  Not the width of tokens: the activation
 is of whole sums.
 """
@@ -9,10 +10,11 @@ is of whole sums.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from flowrun.engine.ir.expansion import Expansion
 from flowrun.engine.ir.graph import Op
-from flowrun.engine.ir.op_info import OpCost, OpInfo, Trait
+from flowrun.engine.ir.op_info import Expands, OpCost, OpInfo, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P
 from flowrun.engine.ir.signature import (
@@ -25,7 +27,9 @@ from flowrun.engine.ir.signature import (
     Rule,
     labelled_rows,
     places,
+    torch_callable,
 )
+from flowrun.engine.ops.experts import routed
 from flowrun.engine.ops.nn import expert_op
 
 _DIMS = {  # n tokens, k choices, e experts, f their width, o out; the width of tokens is whole
@@ -39,7 +43,7 @@ def forward(view: OpView) -> OpRows:
     """Linear in the shares, in down, and in up where a gate has the activation."""
     split = labelled_rows([_DIMS[name] for name in places(view.op)], [("n", "o")], _SUMS)
     up = [("up",)] if "gate" in places(view.op) else []
-    return (*split, *view.partial(("share",), ("down",), *up))
+    return (*split, *view.partial(("share",), ("down",), *up), *routed.routed_row(view))
 
 
 def backward(view: OpView) -> OpRows:
@@ -51,7 +55,7 @@ def backward(view: OpView) -> OpRows:
     split = labelled_rows([_DIMS[name] for name in names], [_DIMS[name] for name in of], _SUMS)
     linear = ["share", "down", *(["up"] if "gate" in names else [])]
     of_one = (view.row({one: P}, *(B if name == one else P for name in of)) for one in linear)
-    return (*split, view.row({"grad": P}, P), *of_one)
+    return (*split, view.row({"grad": P}, P), *of_one, *routed.routed_row(view))
 
 
 def on_a_rank(program: Function) -> Local:
@@ -60,7 +64,7 @@ def on_a_rank(program: Function) -> Local:
     def local(view: LocalView) -> LocalCall:
         first, experts = view.in_slices[-1][0]
         if experts == view.in_shapes[-1][0]:
-            return view.rebind()
+            return LocalCall(torch_callable(view.op.target), view.op.args)
         return LocalCall(program, view.op.args, (("first", first),))
 
     return local
@@ -88,19 +92,22 @@ def _held_bytes(op: Op, in_shapes: Sequence[Shape], itemsize: int) -> int:
     pairs = math.prod(in_shapes[1 + backward])
     of_all = pairs * ((width * itemsize if backward else out * max(itemsize, 4)) + 2 * 8)
     wide = _WIDE[len(inside) > 1][backward] * inner
-    at_once = min(expert_op.most_at_once(pairs, _experts(op)), pairs)
+    at_once = min(expert_op.most_at_once(pairs, _experts(op, in_shapes)), pairs)
     return of_all + at_once * (width + out + wide) * itemsize
 
 
 def _pairs_here(op: Op, in_shapes: Sequence[Shape]) -> float:
     """Count pairs of a token and a choice that is here, as if each expert were chosen as often."""
-    here = _matrices(in_shapes)[-1][0]
-    return math.prod(in_shapes[1 + _is_backward(op)]) * here / _experts(op)
+    here, experts = _matrices(in_shapes)[-1][0], _experts(op, in_shapes)
+    routes = routed.routes_of(op)
+    filled = routes.pairs / (routes.ranks * routes.slots) if routes else 1.0
+    return filled * math.prod(in_shapes[1 + _is_backward(op)]) * here / experts
 
 
-def _experts(op: Op) -> int:
-    """Return the number of all experts."""
-    return int(op.args[4 + _is_backward(op)])
+def _experts(op: Op, in_shapes: Sequence[Shape]) -> int:
+    """Return the number of all experts that what is here may choose."""
+    routes = routed.routes_of(op)
+    return routes.of_piece(in_shapes[0]).experts if routes else routed.count_experts(op)
 
 
 def _matrices(in_shapes: Sequence[Shape]) -> list[Shape]:
@@ -108,18 +115,44 @@ def _matrices(in_shapes: Sequence[Shape]) -> list[Shape]:
 
 
 def _is_backward(op: Op) -> bool:
-    return op.target.endswith("_backward.default")
+    return "_backward" in op.target
 
 
-def _known(rule: Rule, program: Function, *traits: Trait) -> OpInfo:
-    cost = OpCost(flops=_flops, held_bytes=_held_bytes)
-    return OpInfo(rule, local=on_a_rank(program), traits=(*traits, Trait.PLAIN), cost=cost)
+_COST = OpCost(flops=_flops, held_bytes=_held_bytes)
 
 
-_FORWARD = _known(forward, expert_op.run, Trait.PRODUCT)
-_BACKWARD = _known(backward, expert_op.run_backward)
+def _known(
+    rule: Rule, program: Function, expand: Callable[[Expansion], None], *traits: Trait
+) -> OpInfo:
+    return OpInfo(
+        rule,
+        local=on_a_rank(program),
+        traits=(*traits, Trait.PLAIN),
+        cost=_COST,
+        expands=Expands("x", routed.routing_dims, expand),
+    )
+
+
+def _routed(rule: Rule, program: Function, cost: OpCost, *traits: Trait) -> OpInfo:
+    local = routed.on_a_rank(program)
+    return OpInfo(rule, function=program, local=local, traits=(*traits, Trait.PLAIN), cost=cost)
+
+
+_FORWARD = _known(forward, expert_op.run, routed.expand_forward, Trait.PRODUCT)
+_BACKWARD = _known(backward, expert_op.run_backward, routed.expand_backward)
 OPS: Mapping[str, OpInfo] = {
-    f"flowrun.{name}{end}.default": known
-    for name in ("experts", "gated_experts")
-    for end, known in (("", _FORWARD), ("_backward", _BACKWARD))
+    **{
+        f"flowrun.{name}{end}.default": known
+        for name in ("experts", "gated_experts")
+        for end, known in (("", _FORWARD), ("_backward", _BACKWARD))
+    },
+    routed.SEND: _routed(routed.rows_of_send, routed.send, OpCost()),
+    routed.TAKE: _routed(routed.rows_of_take, routed.take, OpCost()),
+    **dict.fromkeys(
+        (routed.RUN, routed.GATED), _routed(routed.rows_of_run, routed.run, _COST, Trait.PRODUCT)
+    ),
+    **dict.fromkeys(
+        (routed.RUN_BACKWARD, routed.GATED_BACKWARD),
+        _routed(routed.rows_of_run, routed.run_backward, _COST),
+    ),
 }
