@@ -1,7 +1,7 @@
 """Files for platforms, reviewed like code: manifests/*; FLOWRUN_REGENERATE=1 writes them.
 
-Their shape is checked by the models of kubeflow-trainer-api, where that is installed: it has those
-of JobSet and Kubernetes, too.  SkyPilot's task was checked by sky/utils/schemas.py of 0.14.1.
+Their shape is checked by the models of kubeflow-trainer-api, which has those of JobSet and
+Kubernetes, too.  SkyPilot's task was checked by sky/utils/schemas.py of 0.14.1.
 """
 
 import json
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kubeflow_trainer_api import models
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.commands.start.manifest import MANIFESTS, write_manifest
@@ -35,7 +36,6 @@ def test_the_file_is_the_golden_one(platform: str) -> None:
 
 @pytest.mark.parametrize("platform", ["kubernetes", "kubeflow"])
 def test_the_types_of_the_platform_take_it_and_lose_no_key(platform: str) -> None:
-    models: Any = pytest.importorskip("kubeflow_trainer_api.models")
     kinds = {"JobSet": "JobsetV1alpha2JobSet", "TrainJob": "TrainerV1alpha1TrainJob"}
     kinds["TrainingRuntime"] = "TrainerV1alpha1TrainingRuntime"
     for document in yaml.safe_load_all(written(platform)):
