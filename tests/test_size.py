@@ -35,7 +35,7 @@ BUDGETS = {
     "engine/hardware": 571,
     "engine/ir": 1_852,
     "engine/lowering": 1_394,
-    "engine/ops": 7_293,
+    "engine/ops": 7_294,
     "engine/passes": 8_526,
     "engine/rehearsal": 1_196,
     "engine/runtime": 8_435,
@@ -62,7 +62,7 @@ BUDGETS = {
     "launcher/urls": 522,
     "models": 1_853,
     "testing": 115,
-    "tests": 1_181,
+    "tests": 1_182,
     "tests/behaviour": 9_911,
     "tests/chaos": 1_056,
     "tests/engine": 15_529,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_715,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_743, "tests": 59_492, "docs": 50_000}
+SUMS = {"source": 81_744, "tests": 59_493, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}

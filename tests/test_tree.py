@@ -18,6 +18,7 @@ ENGINE = (
     ("hardware", "runtime/process"),
     ("ops/math",),
     ("ops/shapes", "ops/nn", "ops/flow"),
+    ("ops/experts",),
     ("ops",),
     ("boxing", "strategy"),
     ("ops/proof", "actors", "capture/patches", "capture/rewrites"),

@@ -133,7 +133,7 @@ def _known(
     )
 
 
-def _routed(rule: Rule, program: Function, cost: OpCost, *traits: Trait) -> OpInfo:
+def _describe(rule: Rule, program: Function, cost: OpCost, *traits: Trait) -> OpInfo:
     local = routed.on_a_rank(program)
     return OpInfo(rule, function=program, local=local, traits=(*traits, Trait.PLAIN), cost=cost)
 
@@ -146,13 +146,13 @@ OPS: Mapping[str, OpInfo] = {
         for name in ("experts", "gated_experts")
         for end, known in (("", _FORWARD), ("_backward", _BACKWARD))
     },
-    routed.SEND: _routed(routed.rows_of_send, routed.send, OpCost()),
-    routed.TAKE: _routed(routed.rows_of_take, routed.take, OpCost()),
+    routed.SEND: _describe(routed.rows_of_send, routed.send, OpCost()),
+    routed.TAKE: _describe(routed.rows_of_take, routed.take, OpCost()),
     **dict.fromkeys(
-        (routed.RUN, routed.GATED), _routed(routed.rows_of_run, routed.run, _COST, Trait.PRODUCT)
+        (routed.RUN, routed.GATED), _describe(routed.rows_of_run, routed.run, _COST, Trait.PRODUCT)
     ),
     **dict.fromkeys(
         (routed.RUN_BACKWARD, routed.GATED_BACKWARD),
-        _routed(routed.rows_of_run, routed.run_backward, _COST),
+        _describe(routed.rows_of_run, routed.run_backward, _COST),
     ),
 }

@@ -293,7 +293,7 @@ class _RouteWriter:
         """
         tokens, width = value.tensor.shape
         shape = (tokens, width, 1) if of_pairs else (tokens, 1, width)
-        nd_sbp = value.nd_sbp if of_pairs else _renamed(value.nd_sbp, 1, 2)
+        nd_sbp = value.nd_sbp if of_pairs else _rename_dim(value.nd_sbp, 1, 2)
         return self.p.view(f"rows_{end}", value, shape, nd_sbp)
 
     def buffer(self, value: LaidOutValue, width: int, nd_sbp: NdSbp) -> LaidOutValue:
@@ -303,7 +303,7 @@ class _RouteWriter:
         """
         shape, last = self.routes.shape(width), len(self.routes.sources) + 2
         dims = self.source_dims | {self.axis: 0}
-        renamed = enumerate(_renamed(nd_sbp, 1, last))
+        renamed = enumerate(_rename_dim(nd_sbp, 1, last))
         nd_sbp = tuple(S(dims[axis]) if axis in dims else sbp for axis, sbp in renamed)
         return LaidOutValue(replace(value.tensor, shape=shape), nd_sbp)
 
@@ -321,7 +321,7 @@ class _RouteWriter:
         """Append (tokens, choices, width): what a buffer has for each pair."""
         last = len(self.routes.sources) + 2
         home = LaidOutValue(made.tensor, self._at_sources(made.nd_sbp))
-        pairs = zip(self.chosen.nd_sbp, _renamed(home.nd_sbp, last, 2), strict=True)
+        pairs = zip(self.chosen.nd_sbp, _rename_dim(home.nd_sbp, last, 2), strict=True)
         nd_sbp = tuple(of_pair if isinstance(of_pair, Split) else sbp for of_pair, sbp in pairs)
         shape = (*self.chosen.tensor.shape, made.tensor.shape[-1])
         like = LaidOutValue(replace(made.tensor, shape=shape), nd_sbp)
@@ -332,7 +332,7 @@ class _RouteWriter:
         """Append the sum over choices: (tokens, width)."""
         tokens, _, width = rows.tensor.shape
         nd_sbp = tuple(P if sbp == S(1) else sbp for sbp in rows.nd_sbp)
-        like = LaidOutValue(replace(rows.tensor, shape=(tokens, width)), _renamed(nd_sbp, 2, 1))
+        like = LaidOutValue(replace(rows.tensor, shape=(tokens, width)), _rename_dim(nd_sbp, 2, 1))
         args = Ref(rows.tensor.name), (1,)
         return self.p.call(f"sum_{end}", "aten.sum.dim_IntList", args, (rows,), (like,))[0]
 
@@ -347,7 +347,7 @@ class _RouteWriter:
         return (*nd_sbp[: self.axis], home, *nd_sbp[self.axis + 1 :])
 
 
-def _renamed(nd_sbp: NdSbp, dim: int, to: int) -> NdSbp:
+def _rename_dim(nd_sbp: NdSbp, dim: int, to: int) -> NdSbp:
     """Return the layout of a tensor whose dim has another number."""
     return tuple(S(to) if sbp == S(dim) else sbp for sbp in nd_sbp)
 

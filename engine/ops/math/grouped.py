@@ -18,7 +18,7 @@ from flowrun.engine.ir.op_info import OpCost, OpInfo, Trait
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ir.sbp import B, P, S
 from flowrun.engine.ir.signature import LocalCall, LocalView, OpRows, OpView
-from flowrun.engine.ops.nn.expert_op import is_only_a_shape
+from flowrun.engine.torch_internals import FakeTensor
 
 
 def forward(view: OpView) -> OpRows:
@@ -55,7 +55,8 @@ def _groups(
     """(expert, its tokens), both counted from what is here, where any are here; none of a tensor
     without values.
     """
-    ends = [0] * len(offs) if is_only_a_shape(offs) else offs.tolist()
+    is_only_a_shape = isinstance(offs, FakeTensor) and offs.fake_mode.shape_env is None
+    ends = [0] * len(offs) if is_only_a_shape else offs.tolist()
     for k in range(expert, expert + experts):
         start, end = (ends[k - 1] if k else 0) - token, ends[k] - token
         here = slice(max(start, 0), min(end, tokens))

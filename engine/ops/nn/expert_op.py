@@ -142,7 +142,7 @@ def _pairs(chosen: Tensor, experts: int, first: int, here: int) -> Iterator[tupl
 def is_only_a_shape(value: Tensor) -> bool:
     """Return whether a tensor has no values, as only the shape of what is made of it is asked for.
 
-    Where code is built of it, sizes are symbols, and whoever reads a value raises.
+    Where code is built of it, sizes are symbols, and reading a value raises.
     """
     return isinstance(value, FakeTensor) and value.fake_mode.shape_env is None
 
