@@ -35,7 +35,7 @@ BUDGETS = {
     "engine/hardware": 571,
     "engine/ir": 1_852,
     "engine/lowering": 1_394,
-    "engine/ops": 7_294,
+    "engine/ops": 7_305,
     "engine/passes": 8_526,
     "engine/rehearsal": 1_196,
     "engine/runtime": 8_435,
@@ -71,10 +71,10 @@ BUDGETS = {
     "tests/hangs": 365,
     "tests/launcher": 19_548,
     "tests/models": 797,
-    "tests/support": 9_715,
+    "tests/support": 9_719,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_744, "tests": 59_493, "docs": 50_000}
+SUMS = {"source": 81_755, "tests": 59_497, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}

@@ -133,9 +133,10 @@ def _known(
     )
 
 
-def _describe(rule: Rule, program: Function, cost: OpCost, *traits: Trait) -> OpInfo:
-    local = routed.on_a_rank(program)
-    return OpInfo(rule, function=program, local=local, traits=(*traits, Trait.PLAIN), cost=cost)
+def _describe_routed(program: Function, *traits: Trait) -> OpInfo:
+    rule, local = routed.rows_of_run, routed.on_a_rank(program)
+    traits = (*traits, Trait.PLAIN)
+    return OpInfo(rule, function=program, local=local, traits=traits, cost=_COST)
 
 
 _FORWARD = _known(forward, expert_op.run, routed.expand_forward, Trait.PRODUCT)
@@ -146,13 +147,13 @@ OPS: Mapping[str, OpInfo] = {
         for name in ("experts", "gated_experts")
         for end, known in (("", _FORWARD), ("_backward", _BACKWARD))
     },
-    routed.SEND: _describe(routed.rows_of_send, routed.send, OpCost()),
-    routed.TAKE: _describe(routed.rows_of_take, routed.take, OpCost()),
-    **dict.fromkeys(
-        (routed.RUN, routed.GATED), _describe(routed.rows_of_run, routed.run, _COST, Trait.PRODUCT)
+    routed.FIND: OpInfo(routed.rows_of_slots, function=routed.find_slots, traits=(Trait.PLAIN,)),
+    routed.SEND: OpInfo(
+        routed.rows_of_send, function=routed.send, local=routed.on_a_rank(routed.send)
     ),
+    routed.TAKE: OpInfo(routed.rows_of_take, function=routed.take),
+    **dict.fromkeys((routed.RUN, routed.GATED), _describe_routed(routed.run, Trait.PRODUCT)),
     **dict.fromkeys(
-        (routed.RUN_BACKWARD, routed.GATED_BACKWARD),
-        _describe(routed.rows_of_run, routed.run_backward, _COST),
+        (routed.RUN_BACKWARD, routed.GATED_BACKWARD), _describe_routed(routed.run_backward)
     ),
 }

@@ -38,7 +38,7 @@ from flowrun.engine.ir.signature import (
 )
 from flowrun.engine.ops.nn import expert_op
 
-SEND, TAKE = "flow.send_to_experts", "flow.take_from_experts"
+FIND, SEND, TAKE = "flow.find_slots", "flow.send_to_experts", "flow.take_from_experts"
 RUN, GATED = "flow.routed_experts", "flow.routed_gated_experts"
 RUN_BACKWARD, GATED_BACKWARD = f"{RUN}_backward", f"{GATED}_backward"
 ROOM = "room"  # an argument of experts: slots for each rank, in even shares of a source's pairs
@@ -72,40 +72,40 @@ class Routes:
         experts = self.experts * ranks // self.ranks
         return replace(self, experts=experts, ranks=ranks, sources=tuple(sources))
 
-    def find_slots(self, chosen: Tensor) -> Tensor:
-        """Return the slots of a source's pairs in its flat buffer.
-
-        chosen: (tokens, choices) numbers of experts; the result has its shape.  Raises RuntimeError
-        if there are too few slots.
-        """
-        rank = (chosen // (self.experts // self.ranks)).flatten()
-        counts = rank.new_zeros(self.ranks).scatter_add_(0, rank, torch.ones_like(rank))
-        if not expert_op.is_only_a_shape(chosen) and (most := int(counts.max())) > self.slots:
-            raise RuntimeError(
-                f"{most} of the {self.pairs} choices of a rank's tokens are experts of one rank, "
-                f"and there are {self.slots} slots for them. Write "
-                f"{KEY}={math.ceil(10 * most * self.ranks / self.pairs) / 10} or more."
-            )
-        ranks, order = rank.sort(stable=True)
-        before = (counts.cumsum(0) - counts)[ranks]
-        slots = ranks * self.slots + torch.arange(len(rank), device=rank.device) - before
-        return torch.empty_like(rank).scatter_(0, order, slots).view_as(chosen)
-
 
 # ---- programs ------------------------------------------------------------------------------------
 
 
-def send(rows: Tensor, chosen: Tensor, empty: int, routes: Routes) -> Tensor:
+def find_slots(chosen: Tensor, routes: Routes) -> Tensor:
+    """Return the slots of a source's pairs in its flat buffer.
+
+    chosen: (tokens, choices) numbers of experts; the result has its shape.  Raises RuntimeError if
+    there are too few slots.
+    """
+    rank = (chosen // (routes.experts // routes.ranks)).flatten()
+    counts = rank.new_zeros(routes.ranks).scatter_add_(0, rank, torch.ones_like(rank))
+    if not expert_op.is_only_a_shape(chosen) and (most := int(counts.max())) > routes.slots:
+        enough = math.ceil(10 * most * routes.ranks / routes.pairs) / 10
+        raise RuntimeError(
+            f"{most} of the {routes.pairs} choices of a rank's tokens are experts of one rank, "
+            f"and there are {routes.slots} slots for them. Write {KEY}={enough} or more."
+        )
+    ranks, order = rank.sort(stable=True)
+    before = (counts.cumsum(0) - counts)[ranks]
+    slots = ranks * routes.slots + torch.arange(len(rank), device=rank.device) - before
+    return torch.empty_like(rank).scatter_(0, order, slots).view_as(chosen)
+
+
+def send(rows: Tensor, slots: Tensor, empty: int, routes: Routes) -> Tensor:
     """Return the buffer of rows (tokens, choices or 1, width).  empty: fills slots of no pair."""
     made = rows.new_full(routes.shape(rows.shape[2]), empty)
-    slots = routes.find_slots(chosen)
     made.flatten(0, -2)[slots] = rows.expand(-1, slots.shape[1], -1)
     return made
 
 
-def take(made: Tensor, chosen: Tensor, routes: Routes) -> Tensor:
+def take(made: Tensor, slots: Tensor) -> Tensor:
     """Return what a buffer has for each pair: (tokens, choices, width)."""
-    return made.flatten(0, -2)[routes.find_slots(chosen)]
+    return made.flatten(0, -2)[slots]
 
 
 def run(
@@ -149,8 +149,7 @@ def on_a_rank(program: Function) -> Local:
     def local(view: LocalView) -> LocalCall:
         buffer = sizes(view.made if program is send else view.in_slices[0])
         args = (a.of_piece(buffer) if isinstance(a, Routes) else a for a in view.op.args)
-        moves = program in (send, take)
-        first = () if moves else (("first", view.in_slices[-1][0][0]),)
+        first = () if program is send else (("first", view.in_slices[-1][0][0]),)
         return LocalCall(program, tuple(args), first)
 
     return local
@@ -159,19 +158,28 @@ def on_a_rank(program: Function) -> Local:
 # ---- rows ----------------------------------------------------------------------------------------
 
 
+def rows_of_slots(view: OpView) -> OpRows:
+    """A rank is one source, of tokens or of choices."""
+    dims = (0, 1) if view.parts in view.op.args[-1].sources else ()
+    return tuple(_row((S(dim),), S(dim)) for dim in dims)
+
+
 def rows_of_send(view: OpView) -> OpRows:
-    """A rank is one source, of tokens or of choices.  Linear in the rows, if empty slots are 0."""
+    """A rank is one source, of tokens or of choices; or it fills some slots of one buffer.  Linear
+    in the rows, if empty slots are 0.
+    """
     per_pair = S(1) if view.in_shapes[0][1] > 1 else B
-    rows = [_row((S(0), S(0)), S(k)) for k in _sources(view, view.made)]
-    rows += [_row((per_pair, S(1)), S(k)) for k in _sources(view, view.made)]
+    pairs = ((S(0), S(0)), (per_pair, S(1)))
+    rows = [_row(pair, S(k)) for k in _sources(view, view.made) for pair in pairs]
     rows.append(_row((S(2), B), S(len(view.made) - 1)))
-    return (*rows, *([] if view.op.args[2] else [_row((P, B), P)]))
+    return (*rows, *(_row(pair, P) for pair in ((P, B), *pairs) if not view.op.args[2]))
 
 
 def rows_of_take(view: OpView) -> OpRows:
-    """A rank is one source, of tokens or of choices.  Linear in the buffer."""
+    """A rank is one source, of tokens or of choices, or reads one buffer.  Linear in that."""
     buffer = view.in_shapes[0]
-    rows = [_row((S(k), S(dim)), S(dim)) for k in _sources(view, buffer) for dim in (0, 1)]
+    held = (B, *map(S, _sources(view, buffer)))
+    rows = (_row((of_buffer, S(dim)), S(dim)) for of_buffer in held for dim in (0, 1))
     return (*rows, _row((S(len(buffer) - 1), B), S(2)), _row((P, B), P))
 
 
@@ -217,7 +225,7 @@ def routed_row(view: OpView) -> OpRows:
     names, room = places(view.op), dict(view.op.kwargs).get(ROOM)
     shapes = dict(zip(names, view.in_shapes, strict=True))
     (tokens, choices), here = shapes["chosen"], shapes["down"][0]
-    if not room or here != count_experts(view.op) or here % view.parts:
+    if not room or view.parts == 1 or here != count_experts(view.op) or here % view.parts:
         return ()
     pairs, travels = -(-tokens // view.parts) * choices, 3 if "grad" in names else 2
     elements = travels * view.parts * _slots(room, pairs, view.parts) * shapes["x"][1]
@@ -271,6 +279,8 @@ class _RouteWriter:
         pairs = math.prod(largest_shape(self.chosen.tensor.shape, self.chosen.nd_sbp, p.grid))
         slots = _slots(dict(p.op.kwargs)[ROOM], pairs, ranks)
         self.routes = Routes(count_experts(p.op), ranks, sources, pairs, slots)
+        args, like = (Ref(self.chosen.tensor.name), self.routes), (self.chosen,)
+        (self.slots,) = p.call("slots", FIND, args, (self.chosen,), like)
         self.numbers = self.send("numbers", self.chosen, of_pairs=True, empty=_NOBODY)
 
     def send(
@@ -282,9 +292,9 @@ class _RouteWriter:
         """
         rows, width = self.rows(end, value, of_pairs=of_pairs), value.tensor.shape[1]
         like = self.buffer(value, 1 if of_pairs else width, value.nd_sbp)
-        args = Ref(rows.tensor.name), Ref(self.chosen.tensor.name), empty, self.routes
+        args = Ref(rows.tensor.name), Ref(self.slots.tensor.name), empty, self.routes
         home = LaidOutValue(like.tensor, self._at_sources(like.nd_sbp))
-        (made,) = self.p.call(f"send_{end}", SEND, args, (rows, self.chosen), (home,))
+        (made,) = self.p.call(f"send_{end}", SEND, args, (rows, self.slots), (home,))
         return LaidOutValue(made.tensor, like.nd_sbp)
 
     def rows(self, end: str, value: LaidOutValue, *, of_pairs: bool) -> LaidOutValue:
@@ -325,8 +335,8 @@ class _RouteWriter:
         nd_sbp = tuple(of_pair if isinstance(of_pair, Split) else sbp for of_pair, sbp in pairs)
         shape = (*self.chosen.tensor.shape, made.tensor.shape[-1])
         like = LaidOutValue(replace(made.tensor, shape=shape), nd_sbp)
-        args = Ref(made.tensor.name), Ref(self.chosen.tensor.name), self.routes
-        return self.p.call(f"take_{end}", TAKE, args, (home, self.chosen), (like,))[0]
+        args = Ref(made.tensor.name), Ref(self.slots.tensor.name)
+        return self.p.call(f"take_{end}", TAKE, args, (home, self.slots), (like,))[0]
 
     def sum(self, end: str, rows: LaidOutValue) -> LaidOutValue:
         """Append the sum over choices: (tokens, width)."""

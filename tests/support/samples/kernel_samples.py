@@ -12,6 +12,7 @@ import torch
 from flowrun.engine.capture.patches import substitutes  # noqa: F401  (it defines flowrun::ctc_loss)
 from flowrun.engine.ir.placement import Shape
 from flowrun.engine.ops.experts.routed import (
+    FIND,
     GATED,
     GATED_BACKWARD,
     RUN,
@@ -19,6 +20,7 @@ from flowrun.engine.ops.experts.routed import (
     SEND,
     TAKE,
     Routes,
+    find_slots,
     send,
 )
 from flowrun.engine.ops.flow.recurrent import BACKWARD as RECURRENT_BACKWARD
@@ -261,14 +263,16 @@ def _sent_to_experts() -> list[OpSample]:
     normal = partial(torch.randn, generator=draws, dtype=torch.float64)
     chosen, routes = torch.rand(7, 4, generator=draws).topk(3).indices, Routes(4, 2, (1,), 21, 13)
     pairs, tokens = normal(7, 3, 1), normal(7, 1, 5)
-    numbers = send(chosen.unsqueeze(-1), chosen, -1, routes)
-    x, grad, share = (send(rows, chosen, 0, routes) for rows in (tokens, normal(7, 1, 6), pairs))
+    slots = find_slots(chosen, routes)
+    numbers = send(chosen.unsqueeze(-1), slots, -1, routes)
+    x, grad, share = (send(rows, slots, 0, routes) for rows in (tokens, normal(7, 1, 6), pairs))
     gate, up, down = normal(4, 5, 3), normal(4, 5, 3), normal(4, 3, 6)
     few, many = ("gelu", routes, up, down), ("silu", routes, gate, up, down)
     return [
-        *(sample(SEND, rows, chosen, 0, routes) for rows in (tokens, pairs)),
-        sample(SEND, chosen.unsqueeze(-1), chosen, -1, routes),
-        sample(TAKE, x, chosen, routes),
+        sample(FIND, chosen, routes),
+        *(sample(SEND, rows, slots, 0, routes) for rows in (tokens, pairs)),
+        sample(SEND, chosen.unsqueeze(-1), slots, -1, routes),
+        sample(TAKE, x, slots),
         sample(RUN, x, numbers, *few, sound=_in_slots),
         sample(GATED, x, numbers, *many, sound=_in_slots),
         sample(RUN_BACKWARD, grad, x, numbers, share, *few, sound=_in_slots),

@@ -8,7 +8,7 @@ import torch
 
 from flowrun.engine.ir.signature import NdSignature
 from flowrun.engine.ops import registry
-from flowrun.engine.ops.experts.routed import ROOM, Routes, send, take
+from flowrun.engine.ops.experts.routed import ROOM, Routes, find_slots, send, take
 from flowrun.engine.ops.proof.simulated_ranks import OpSample, row_failure, sample
 
 GRIDS = ((2,), (4,), (2, 2), (2, 3), (3, 2), (2, 2, 2))
@@ -51,9 +51,9 @@ def test_every_row_holds_by_which_tokens_travel(given: OpSample, grid: tuple[int
 
 def test_a_rank_with_too_few_slots_names_the_key_and_a_number_that_does() -> None:
     chosen = torch.tensor([[0, 1], [0, 2], [1, 3], [0, 1]])
-    rows = torch.randn(4, 1, 3)
     few = Routes(experts=4, ranks=2, sources=(1,), pairs=8, slots=5)
     with pytest.raises(RuntimeError, match=r"6 of the 8 choices.*5 slots.*room=1\.5 or more"):
-        send(rows, chosen, 0, few)
-    enough = replace(few, slots=6)
-    assert torch.equal(take(send(rows, chosen, 0, enough), chosen, enough), rows.expand(-1, 2, -1))
+        find_slots(chosen, few)
+    rows, enough = torch.randn(4, 1, 3), replace(few, slots=6)
+    slots = find_slots(chosen, enough)
+    assert torch.equal(take(send(rows, slots, 0, enough), slots), rows.expand(-1, 2, -1))
