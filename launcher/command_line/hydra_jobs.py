@@ -19,6 +19,7 @@ import typer
 from flowrun.engine.errors import FlowrunError, RecipeError
 from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.terminal import doing
+from flowrun.launcher.terminal.console import STDOUT
 from flowrun.launcher.terminal.exit_status import INTERRUPTED, OK, PREEMPTED
 from flowrun.launcher.urls.object_store import is_url
 
@@ -144,13 +145,12 @@ def _job(cfg: DictConfig, words: list[str], config_dir: str | None) -> object:
 
             recipe, _ = settle(recipe)
             return _submit(recipe, Path(HydraConfig.get().runtime.output_dir))
-        doing.doing("importing torch")
-        with pause_collection():
-            from flowrun.launcher.report.progress import Progress
-            from flowrun.launcher.run import run as run_recipe
-            from flowrun.launcher.terminal.console import STDOUT
-        _let_ctrl_c_raise()
         with doing.keep_lines(STDOUT):
+            doing.doing("importing torch")
+            with pause_collection():
+                from flowrun.launcher.report.progress import Progress
+                from flowrun.launcher.run import run as run_recipe
+            _let_ctrl_c_raise()
             return run_recipe(recipe, Path(HydraConfig.get().runtime.output_dir), Progress())
     except FlowrunError as error:
         _leave_nothing(Path(HydraConfig.get().runtime.output_dir))

@@ -1,15 +1,14 @@
 """Show one line on the terminal that says what is being done, before there is a plan.
 
 The next line takes its place, and `clear` takes it away before anything else is printed.  Where
-standard error is not a terminal nothing is written, but within `keep_lines` after 45 s:
-there a line for each kind stays, with its time, and another of that kind after 10 s.  A kind is
-what stands in front of a colon, without numbers.
+standard error is not a terminal nothing is written, but within `keep_lines`, which is around a run:
+there a line stays for each phase, with the time when it began, and another every 10 s.  A phase is
+the first word of what is being done.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 _ERASE = "\r\x1b[2K"  # to the first column, and the line is empty
-_FIRST_S, _PAUSE_S = 45.0, 10.0
+_PAUSE_S = 10.0
 
 
 class Stream(Protocol):
@@ -28,18 +27,16 @@ class Stream(Protocol):
     def flush(self) -> object: ...
 
 
-_NUMBER = re.compile(r"\d[\d,.]*")
 _on_screen = False
 _file: Stream | None = None
-_since = 0.0  # when the first line may be written
-_written: dict[str, float] = {}  # kind -> when a line of it was written
+_written: dict[str, float] = {}  # phase -> when a line of it was written
 
 
 @contextmanager
 def keep_lines(file: Stream) -> Iterator[None]:
-    """Within, write lines to this file after a while, where standard error is not a terminal."""
-    global _file, _since
-    _file, _since = file, time.monotonic() + _FIRST_S
+    """Within, write lines to this file where standard error is not a terminal."""
+    global _file
+    _file = file
     try:
         yield
     finally:
@@ -53,15 +50,15 @@ def doing(what: str) -> None:
         _on_screen = True
         sys.stderr.write(f"{_ERASE}{what} …")
         sys.stderr.flush()
-    elif _file and _is_due(_NUMBER.sub("", what.partition(":")[0]), time.monotonic()):
+    elif _file and _is_due(what.split()[0].rstrip(":"), time.monotonic()):
         _file.write(f"{time.strftime('%H:%M:%S')}  {what} …\n")
         _file.flush()
 
 
-def _is_due(kind: str, now: float) -> bool:
-    due = now >= max(_since, _written.get(kind, 0.0) + _PAUSE_S)
+def _is_due(phase: str, now: float) -> bool:
+    due = phase not in _written or now >= _written[phase] + _PAUSE_S
     if due:
-        _written[kind] = now
+        _written[phase] = now
     return due
 
 

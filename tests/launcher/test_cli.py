@@ -134,7 +134,7 @@ def test_the_exit_status_is_that_of_the_worst(
 ) -> None:
     ended, out, err = end("recipe=gpt_dp", *words.split())
     assert ended == status and "Traceback" not in err
-    assert words.startswith("-m") or out == ""
+    assert words.startswith("-m") or all(line.endswith(" …") for line in out.splitlines())
 
 
 def test_ctrl_c_while_the_commands_are_built_is_no_traceback(

@@ -28,24 +28,22 @@ def test_each_line_takes_the_place_of_the_one_before_and_the_last_goes(
     assert written.split(erase) == ["", "reading the recipe …", "capturing the model …", ""]
 
 
-def test_a_file_gets_a_line_for_each_kind_and_another_after_ten_seconds(
+def test_a_file_gets_a_line_for_each_phase_at_once_and_another_after_ten_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    file, now = io.StringIO(), [1000.0]
+    file, now = io.StringIO(), [1.0]
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     monkeypatch.setattr(doing, "_written", {})
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     doing.doing("reading the recipe")  # nowhere
     with doing.keep_lines(file):
-        doing.doing("reading 3 files")  # of a run that is refused soon
-        now[0] += 45
-        for what in ("reading 1 file", "reading 22 file", "planning", "planning: boxings"):
+        for what in ("reading a.txt", "reading b.txt", "planning", "planning: boxings"):
             doing.doing(what)
         now[0] += 10
         doing.doing("planning: registers")
         doing.clear()
     lines = [line.partition("  ")[2] for line in file.getvalue().splitlines()]
-    assert lines == ["reading 1 file …", "planning …", "planning: registers …"]
+    assert lines == ["reading a.txt …", "planning …", "planning: registers …"]
 
 
 def test_what_a_logger_is_told_is_shown_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
