@@ -1,4 +1,4 @@
-"""The runs of some folders, in a line each; one or two with their figures; the steps of one as they
+"""The runs of some folders, in a line each; some runs with their figures; the steps of one as they
 come.
 """
 
@@ -16,7 +16,6 @@ from rich.table import Table
 from flowrun.engine.ir.files import DAMAGED
 from flowrun.launcher.commands.run_folders import run_summary
 from flowrun.launcher.recipe.key_schema import flatten_keys
-from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.report.metric_lines import MetricLine, parse_metric_line, read_losses
 from flowrun.launcher.store.run_files import LOGS, METRICS, RECIPE, REPORT
 from flowrun.launcher.terminal.console import plain_table
@@ -25,19 +24,18 @@ from flowrun.launcher.terminal.units import duration, seconds
 FOLDERS = ("outputs", "multirun", "runs")
 _SHOWN = 1000  # bytes of what is there that the first look of --follow shows
 _LOOK_S = 1.0
+_LEFT_OUT = ("first ", "lowest ", "ranks")  # of the figures where more than two runs are shown
 _WIDE = 100  # columns from which a list has the recipe, too
 
 
 def show_runs(folders: Sequence[Path], followed: Path | None, console: Console) -> None:
     """Do what the command is asked.  Raises RecipeError.
 
-    folders: a folder of runs, a run, or two runs.  followed: a run to follow.
+    folders: a folder of runs, or some runs.  followed: a run to follow.
     """
     if followed:
         follow_run(followed, console)
     elif folders and all((folder / RECIPE).exists() for folder in folders):
-        if len(folders) > 2:
-            raise CommandLineError(str(folders[2]), "two runs are compared, and this is a third.")
         compare_runs(folders, console)
     elif len(folders) > 1 or any(not folder.is_dir() for folder in folders):
         wrong = next(folder for folder in folders if not (folder / RECIPE).exists())
@@ -79,7 +77,7 @@ def list_runs(folders: Sequence[Path], console: Console) -> None:
         return
     console.print(table)
     console.print(
-        "flowrun runs A B compares two, flowrun runs --follow A shows the steps of one", style="dim"
+        "flowrun runs A B compares, flowrun runs --follow A shows the steps of one", style="dim"
     )
 
 
@@ -128,30 +126,38 @@ def _describe_line(line: MetricLine) -> str:
 
 
 def compare_runs(folders: Sequence[Path], console: Console) -> None:
-    """Show a run, or two side by side."""
-    for mark, folder in zip("●○", folders, strict=False):
+    """Show a run, two side by side, or a line for each of more; the best is marked."""
+    marks = [str(k) for k, _ in enumerate(folders, 1)]
+    for mark, folder in zip(marks, folders, strict=True):
         console.print(f"{mark} {folder}", soft_wrap=True)
         if (logs := folder / LOGS).is_dir():
             console.print(f"  what its ranks printed: {logs}/", soft_wrap=True, style="dim")
+    figures = _by_name([_figures_of(folder) for folder in folders], "")
     if len(folders) > 1:
-        first, second = (dict(flatten_keys(run_summary.read_keys(folder))) for folder in folders)
-        pairs = {
-            key: [str(each.get(key, "not there")) for each in (first, second)]
-            for key in {**first, **second}
-            if first.get(key) != second.get(key)
-        }
+        keys = _by_name([dict(flatten_keys(run_summary.read_keys(each))) for each in folders])
+        differ = {key: values for key, values in keys.items() if len({*values}) > 1}
         same = "their recipes are the same"
-        console.print(_make_table("recipe", pairs, right=False) if pairs else same)
-    figures = [_figures_of(folder) for folder in folders]
-    rows = {name: [each.get(name, "") for each in figures] for each in figures for name in each}
-    console.print(_make_table("figures", rows, right=True))
+        console.print(_make_table("recipe", marks, differ, right=False) if differ else same)
+        if scores := figures.get("last validation") or figures.get("last loss"):
+            best = min(scores, key=lambda score: float(score or "inf"))
+            marks[scores.index(best)] += " best"
+    console.print(_make_table("figures", marks, figures, right=True))
 
 
-def _make_table(title: str, rows: Mapping[str, Sequence[str]], *, right: bool) -> Table:
-    """Make a table with a column for each run."""
-    marks = "●○"[: len(next(iter(rows.values())))]
-    cells = ((name, *values) for name, values in rows.items())
-    return plain_table(title, ("", *marks), cells, right=marks if right else ())
+def _by_name(runs: Sequence[Mapping[str, object]], no: str = "not there") -> dict[str, list[str]]:
+    return {k: [str(run.get(k, no)) for run in runs] for each in runs for k in each}
+
+
+def _make_table(
+    title: str, marks: Sequence[str], rows: Mapping[str, Sequence[str]], *, right: bool
+) -> Table:
+    """Make a table with a column for each run, or with a row for each of more than two."""
+    lines = ((name, *values) for name, values in rows.items())
+    if len(marks) < 3:
+        return plain_table(title, ("", *marks), lines, right=marks if right else ())
+    shown = {name: row for name, row in rows.items() if not name.startswith(_LEFT_OUT)}
+    cells = zip(marks, *shown.values(), strict=True)
+    return plain_table(title, ("", *shown), cells, whole=("", "status"))
 
 
 def _figures_of(folder: Path) -> dict[str, str]:

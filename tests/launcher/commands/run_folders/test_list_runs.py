@@ -74,14 +74,16 @@ def test_a_folder_that_several_hosts_write_to_is_of_a_run_that_goes_on(tmp_path:
         assert find_status(folder) == status
 
 
-def test_two_runs_are_compared(tmp_path: Path, shown: Callable[..., str]) -> None:
-    make_run(tmp_path / "a")
-    make_run(tmp_path / "b", steps=4, seed=7)
+def test_the_best_of_some_runs_is_marked(tmp_path: Path, shown: Callable[..., str]) -> None:
+    for k, name in enumerate("abc"):
+        make_run(tmp_path / name, steps=k + 3, seed=k * 7 % 2)
     text = shown("a", "b")
     rows = [line.split() for line in text.splitlines()]
-    assert ["train.seed", "0", "7"] in rows and ["last", "loss", "1.0000", "0.0000"] in rows
-    assert "●" in text and "○" in text
+    assert ["train.seed", "0", "1"] in rows and ["last", "loss", "1.0000", "0.0000"] in rows
+    assert ["1", "2", "best"] in rows
     assert all(len(line) <= 80 for line in text.splitlines())
+    rows = [line.split() for line in shown("a", "b", "c").splitlines()]  # a line each
+    assert ["3", "best", "died", "5", "-1.0000"] in rows and ["2", "b", "1"] in rows
     assert "last loss" in shown("a")
 
 
@@ -112,7 +114,7 @@ def test_the_steps_of_a_run_are_followed_until_it_ends(tmp_path: Path) -> None:
 
 def test_what_is_no_run_is_refused(tmp_path: Path, shown: Callable[..., str]) -> None:
     make_run(tmp_path / "a")
-    for folders in (("nothing",), ("a", "nothing"), ("a", "a", "a")):
+    for folders in (("nothing",), ("a", "nothing")):
         with pytest.raises(RecipeError):
             shown(*folders)
     with pytest.raises(RecipeError, match="not a folder of a run"):
