@@ -44,20 +44,20 @@ BUDGETS = {
     "launcher": 360,
     "launcher/bench": 2_186,
     "launcher/command_line": 1_984,
-    "launcher/commands": 4_346,
+    "launcher/commands": 4_352,
     "launcher/data": 3_786,
     "launcher/job": 2_386,
     "launcher/listeners": 675,
     "launcher/model": 2_932,
-    "launcher/page": 1_113,
+    "launcher/page": 1_085,
     "launcher/place": 2_078,
     "launcher/platforms": 330,
     "launcher/ranks": 2_022,
     "launcher/recipe": 3_526,
-    "launcher/report": 2_582,
+    "launcher/report": 2_605,
     "launcher/store": 1_112,
     "launcher/supervise": 4_852,
-    "launcher/terminal": 340,
+    "launcher/terminal": 337,
     "launcher/text": 601,
     "launcher/urls": 522,
     "models": 1_853,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_719,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_755, "tests": 59_497, "docs": 50_000}
+SUMS = {"source": 81_753, "tests": 59_497, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
+from omegaconf import OmegaConf
 
 from flowrun.engine.ir.files import DAMAGED
 from flowrun.launcher.page.page_data import SweepCell, SweepView
-from flowrun.launcher.recipe.schema import VALIDATION
-from flowrun.launcher.report.sweep_table import RAN, TABLE
+from flowrun.launcher.report.sweep_table import TABLE, find_best
 from flowrun.launcher.store.run_files import RECIPE
-
-# a metric of such a name is best if high
-_HIGHEST = ("tokens_per_s", "accuracy", "hit_rate", "auc", "f1")
-_LOSSES = ("validation_loss", "loss")
 
 
 def sweep_view(folder: Path) -> SweepView:
@@ -28,13 +23,10 @@ def sweep_view(folder: Path) -> SweepView:
         names = list(reader.fieldnames or ())
         rows = [{name: _cell(name, text) for name, text in row.items()} for row in reader]
     numbers = names[names.index("reason") + 1 :]
-    objective, highest = _objective(folder, rows, numbers)
-    known = {
-        k: value
-        for k, row in enumerate(rows)
-        if row["status"] == RAN and isinstance(value := row.get(objective), float)
-    }
-    best = (max if highest else min)(known, key=known.__getitem__) if known else -1
+    config = None
+    with suppress(OSError, *DAMAGED, yaml.YAMLError):
+        config = OmegaConf.load(folder / "multirun.yaml")
+    best, objective, highest = find_best(rows, config)
     return SweepView(
         keys=tuple(names[1 : names.index("status")]),
         numbers=tuple(numbers),
@@ -59,23 +51,3 @@ def _cell(name: str, text: str) -> SweepCell:
         value = float(text)
         return value if math.isfinite(value) else None
     return text or None
-
-
-def _objective(
-    folder: Path, rows: Sequence[Mapping[str, SweepCell]], numbers: Sequence[str]
-) -> tuple[str, bool]:
-    """Return the number that the sweep looks at, and whether the highest is best: the sweeper's
-    objective, or a loss.
-    """
-    keys: Mapping[str, Mapping[str, object]] = {}
-    with suppress(OSError, *DAMAGED, yaml.YAMLError):
-        keys = yaml.safe_load((folder / "multirun.yaml").read_text(encoding="utf-8")) or {}
-    asked = str((keys.get("sweep") or {}).get("objective") or "")
-    objective = asked.replace(VALIDATION, "validation_")
-    if objective not in numbers:
-        given = {name for row in rows for name, value in row.items() if value is not None}
-        objective = next((name for name in _LOSSES if name in given), "loss")
-    sweeper = (keys.get("hydra") or {}).get("sweeper")
-    direction = sweeper.get("direction") if isinstance(sweeper, Mapping) else None
-    guessed = any(name in objective for name in _HIGHEST)
-    return objective, direction == "maximize" if direction else guessed

@@ -8,6 +8,7 @@ combination that makes no sense is skipped with its reason; the others run.
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -46,6 +47,9 @@ COLUMNS: Mapping[str, tuple[str, Callable[[float], str]]] = {
 }
 NUMBERS = (*COLUMNS, "foreseen_sent_bytes")
 WIDE, _NARROW = 110, 5  # columns of a terminal that has room for all; how many others show
+_VALIDATION = "validation_"  # before the name of a result of an evaluation
+_HIGHEST = ("tokens_per_s", "accuracy", "hit_rate", "auc", "f1")  # part of a name: best if high
+Column = tuple[str, tuple[str, Callable[[float], str]]]  # a row of COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,9 @@ class JobRow:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """NUMBERS that the job has, seconds and bytes; peak_bytes are of the rank that needs most,
-        sent_bytes of all ranks in a step.
+        """NUMBERS that the job has, seconds and bytes, and the other results of its last evaluation
+        as validation_NAME; peak_bytes are of the rank that needs most, sent_bytes of all ranks in a
+        step.
         """
         if self.status != RAN:
             return {}
@@ -94,8 +99,8 @@ class JobRow:
         values = {
             "ranks": report.ranks,
             "loss": report.last_loss,
-            "validation_loss": report.validation.get("loss"),
             "tokens_per_s": report.tokens_per_s,
+            **{f"{_VALIDATION}{name}": value for name, value in report.validation.items()},
         }
         for prefix, side in (("", report.measured), ("foreseen_", report.foreseen)):
             values[f"{prefix}step_s"] = side["step_s"]
@@ -103,13 +108,23 @@ class JobRow:
             values[f"{prefix}sent_bytes"] = side["sent_bytes"]
         return {name: value for name, value in values.items() if value is not None}
 
-    @property
-    def metrics(self) -> dict[str, object]:
-        """Results of the last evaluation but the loss, as validation_NAME."""
-        if self.status != RAN:
-            return {}
-        found = self.outcome.validation.items()
-        return {f"validation_{name}": value for name, value in found if name != "loss"}
+
+def find_best(rows: Sequence[Mapping[str, object]], config: object) -> tuple[int, str, bool]:
+    """Return the best row (-1: none has the number), the number that it is best by, and whether the
+    highest is: by sweep.objective and hydra.sweeper.direction of a config, or by a loss.
+    """
+    config = config if isinstance(config, DictConfig) else OmegaConf.create()
+    asked = str(OmegaConf.select(config, "sweep.objective") or "").replace(VALIDATION, _VALIDATION)
+    scores: dict[str, dict[int, float]] = {}
+    for name in (asked, "validation_loss", "loss"):
+        values = enumerate(row.get(name) for row in rows)
+        scores[name] = {k: v for k, v in values if isinstance(v, float) and math.isfinite(v)}
+    objective = next((name for name in scores if scores[name]), "loss")
+    direction = OmegaConf.select(config, "hydra.sweeper.direction")  # text, or Optuna's enum
+    guessed = any(name in objective for name in _HIGHEST)
+    highest = str(direction).endswith("maximize") if direction else guessed
+    order = sorted(scores[objective], key=scores[objective].__getitem__, reverse=highest)
+    return next(iter(order), -1), objective, highest
 
 
 class JobObjective(float):
@@ -124,13 +139,7 @@ class JobObjective(float):
         """
         if not name or not hasattr(outcome, "last_loss"):
             return outcome
-        values = {
-            "loss": outcome.last_loss,
-            "step_s": outcome.measured["step_s"],
-            "tokens_per_s": outcome.tokens_per_s,
-        }
-        values |= {f"{VALIDATION}{key}": value for key, value in outcome.validation.items()}
-        found = JobObjective(values[name])
+        found = JobObjective(JobRow((), outcome).numbers[name.replace(VALIDATION, _VALIDATION)])
         found.outcome = outcome
         return found
 
@@ -162,7 +171,7 @@ class Comparison(Callback):
         """The table, and where to find it again."""
         self.rows = [row.wait() for row in self.rows]
         write_csv(self.rows, Path(config.hydra.sweep.dir) / TABLE)
-        self.console.print(comparison(self.rows, self.console.width))
+        self.console.print(comparison(self.rows, self.console.width, config))
         folder = Path(config.hydra.sweep.dir)
         plotted = draw(self.rows, folder / PLOT)
         files = f"{TABLE}, {PLOT}" if plotted else TABLE
@@ -171,25 +180,39 @@ class Comparison(Callback):
             self.console.print(NO_PLOT)
 
 
-def comparison(rows: Sequence[JobRow], width: int = WIDE) -> Table:
-    """A line a job: what differs between the jobs, then numbers, or the reason why not.
+def comparison(rows: Sequence[JobRow], width: int = WIDE, config: object = None) -> Table:
+    """A line a job: what differs between the jobs, then numbers, or the reason why not; below them
+    which is best, of which `config` may say what that is.
 
     width: of the output; where it is narrow the last numbers are left out, and not what differs.
     """
-    shown = list(COLUMNS.items())[: None if width >= WIDE else _NARROW]
+    results = [row.numbers for row in rows]
+    shown = _columns(results)[: len(COLUMNS) if width >= WIDE else _NARROW]
     lines: list[list[str | Text]] = []
     for number, (row, label) in enumerate(zip(rows, labels(rows), strict=True)):
         about = Text(label)
         if row.status != RAN:
             colour = {SKIPPED: "yellow", FAILED: "red"}.get(row.status, "dim")
             about.append(f"\n{row.status}: {row.reason}", colour)
-        cells = (show(row.numbers[k]) if k in row.numbers else "" for k, (_, show) in shown)
+        cells = (show(results[number][k]) if k in results[number] else "" for k, (_, show) in shown)
         lines.append([str(number), about, *cells])
     numbers = ["job", *(heading for _, (heading, _) in shown)]
     headings = ("job", "recipe and changes", *numbers[1:])
     table = plain_table("jobs", headings, lines, right=numbers, whole=numbers)
     table.columns[1].min_width = 24
+    best, objective, _ = find_best(results, config)
+    if best >= 0 and len(rows) > 1:
+        table.rows[best].style = table.caption_style = "bold"
+        table.caption, table.caption_justify = f"best {objective}: job {best}", "left"
     return table
+
+
+def _columns(results: Sequence[Mapping[str, float]]) -> list[Column]:
+    """Return COLUMNS, with metrics of evaluations behind the losses."""
+    names = dict.fromkeys(k for each in results for k in each if isinstance(each[k], float))
+    metrics = (k for k in names if k not in NUMBERS)
+    added = [(k, (k.removeprefix(_VALIDATION), "{:.4f}".format)) for k in metrics]
+    return [*[*COLUMNS.items()][:3], *added, *[*COLUMNS.items()][3:]]
 
 
 def labels(rows: Sequence[JobRow]) -> list[str]:
@@ -205,35 +228,35 @@ def write_csv(rows: Sequence[JobRow], file: Path) -> None:
     """A line a job: a column for each key that was set, then status, reason, NUMBERS and the other
     results of evaluations.
     """
-    metrics = [row.metrics for row in rows]
-    named = list(dict.fromkeys(name for found in metrics for name in found))
+    results = [row.numbers for row in rows]
+    named = dict.fromkeys([*NUMBERS, *(name for found in results for name in found)])
     keys = list(dict.fromkeys(text.partition("=")[0] for row in rows for text in row.overrides))
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, ["job", *keys, "status", "reason", *NUMBERS, *named])
+        writer = csv.DictWriter(stream, ["job", *keys, "status", "reason", *named])
         writer.writeheader()
         for number, row in enumerate(rows):
             given = {key: value for key, _, value in (t.partition("=") for t in row.overrides)}
             about = {"job": number, "status": row.status, "reason": row.reason}
-            writer.writerow({**given, **about, **row.numbers, **metrics[number]})
+            writer.writerow({**given, **about, **results[number]})
 
 
 def draw(rows: Sequence[JobRow], file: Path) -> bool:
-    """Draw bars of the jobs that ran: step time and memory, foreseen and measured, and speed.
+    """Draw bars of the jobs that ran: loss, speed, step time and memory, foreseen and measured.
 
     Return False if nothing ran, or if matplotlib (extra `plot`) is not installed.
     """
     ran = {k: row.numbers for k, row in enumerate(rows) if row.numbers}
     panels = []
-    for title, name, unit in (
-        ("step time (ms)", "step_s", 1e3),
-        ("tokens/s, or samples/s", "tokens_per_s", 1.0),
-        ("peak memory of a rank (MB)", "peak_bytes", 1e-6),
+    for title, unit, sides in (
+        ("loss", 1.0, {"loss": "training", "validation_loss": "validation"}),
+        ("step time (ms)", 1e3, {"step_s": "measured", "foreseen_step_s": "foreseen"}),
+        ("tokens/s, or samples/s", 1.0, {"tokens_per_s": "measured"}),
+        ("memory (MB)", 1e-6, {"peak_bytes": "measured", "foreseen_peak_bytes": "foreseen"}),
     ):
-        sides = ((name, "measured", "#3b6ea5"), (f"foreseen_{name}", "foreseen", "#d9a441"))
         bars = [
             (side, colour, [numbers.get(key, 0) * unit for numbers in ran.values()])
-            for key, side, colour in sides
+            for (key, side), colour in zip(sides.items(), ("#3b6ea5", "#d9a441"), strict=False)
             if any(key in numbers for numbers in ran.values())
         ]
         panels.append(BarPanel(title, bars))
