@@ -46,7 +46,7 @@ BUDGETS = {
     "launcher/command_line": 1_984,
     "launcher/commands": 4_352,
     "launcher/data": 3_786,
-    "launcher/job": 2_386,
+    "launcher/job": 2_388,
     "launcher/listeners": 675,
     "launcher/model": 2_932,
     "launcher/page": 1_085,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_719,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_753, "tests": 59_497, "docs": 50_000}
+SUMS = {"source": 81_755, "tests": 59_497, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}

@@ -37,6 +37,7 @@ _CHANGING = (
 _OF_THE_HOST = re.compile(
     r"^note: (?:the profile .*?measures\s+this\s+one\s+\(3\s+minutes\)|\d+ ranks share.*?host"
     r"|hardware=cpu, scaled by .*?messages\s+x\S+|this host is under load:.*?its\s+cores"
+    r"|hardware=cpu is of another.*?measures\s+this"
     r"|a step takes \S+ x as long as foreseen; .*?\(launch\.data_workers\))\n",
     re.DOTALL | re.M,
 )

@@ -33,7 +33,7 @@ from flowrun.launcher.model.adapters import describe_adapters
 from flowrun.launcher.model.build import number_of
 from flowrun.launcher.model.dataset_checks import random_fields
 from flowrun.launcher.recipe.device import device_type, gpu_name
-from flowrun.launcher.recipe.hardware_keys import is_stand_in
+from flowrun.launcher.recipe.hardware_keys import is_stand_in, may_scale
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.updates import StepUpdate, check_trained, name_key, updates_of
 from flowrun.launcher.store import weight_files as weights
@@ -253,6 +253,8 @@ class Job:
         if scales := self.plans.scales:
             by = f"scaled by a probe of this machine on {scales.date}"
             yield f"hardware={used.name}, {by}: {scales}"
+        elif may_scale(self.recipe):
+            yield "hardware=cpu is of another machine; a run, or flowrun calibrate, measures this"
         if self.lacks_cores(others := share_of_others(self.since)):
             yield f"this host is under load: other programs have {others:.0%} of its cores"
 
