@@ -35,33 +35,13 @@ PAGES = (
 )
 USUAL = "defaults: [/model: gpt_tiny, /data: text, /optim: adamw, /launch: local]\n"
 OF_A_RUN = "recipe=gpt_hybrid"  # what a run folder of the pages may have trained
-OPTIONS = {
-    "--follow",
-    "--to",
-    "--save-recipe",
-    "--cfg",
-    "--level",
-    "--step",
-    "--config-dir",
-    "--hosts",
-    "--volume",
-    "--html",
-    "--format",
-}  # with values
+OPTIONS = {  # with values
+    *("--follow", "--to", "--save-recipe", "--cfg", "--level", "--step", "--config-dir"),
+    *("--hosts", "--volume", "--image", "--gpu", "--html", "--format"),
+}
 NO_RECIPE = {
-    *(
-        "recipes",
-        "export",
-        "tokenizer",
-        "sample",
-        "calibrate",
-        "runs",
-        "status",
-        "init",
-        "schema",
-        "check",
-        "top",
-    )
+    *("recipes", "export", "tokenizer", "sample", "calibrate", "runs", "status", "init"),
+    *("schema", "check", "top"),
 }
 REFUSED = "exit status 2"  # said behind a command that is to fail
 

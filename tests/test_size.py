@@ -62,7 +62,7 @@ BUDGETS = {
     "launcher/urls": 522,
     "models": 1_853,
     "testing": 115,
-    "tests": 1_182,
+    "tests": 1_162,
     "tests/behaviour": 9_911,
     "tests/chaos": 1_056,
     "tests/engine": 15_529,
