@@ -16,8 +16,8 @@ _GIT_S = 2.0  # a repository on a slow disk holds up no run
 
 
 def describe_environment(job: Job) -> Mapping[str, str]:
-    """Return versions, host, cores, device, and the commit of the working directory."""
-    packages = {package: version(package) for package in ("flowrun", "torch")}
+    """Return versions, host, cores, device, and the commit of a working directory that has one."""
+    commit = _find_commit()
     return {
         "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "host": platform.node(),
@@ -25,8 +25,8 @@ def describe_environment(job: Job) -> Mapping[str, str]:
         "cores": str(os.cpu_count()),
         "device": job.device_type,
         "python": platform.python_version(),
-        **packages,
-        "commit": _find_commit(),
+        **{package: version(package) for package in ("flowrun", "torch")},
+        **({"commit": commit} if commit else {}),
     }
 
 
