@@ -12,7 +12,7 @@ function drawRuns(runs) {
     const heads = [...new Set(runs.flatMap(run => run.figures.map(each => each.name)))];
     made.append(table(["run", ...heads], runs.map((run, k) => [el("span", {class: "key", style: `--c: ${COLOURS[k % COLOURS.length]}`}, names[k]), ...heads.map(head => {
       const found = run.figures.find(each => each.name === head) || {};
-      return el("span", {}, found.measured || "", found.foreseen ? el("small", {}, ` foreseen ${found.foreseen}`) : ""); })])));
+      return el("span", {}, found.measured || "", found.foreseen ? el("small", {}, ` foreseen ${found.foreseen}`) : ""); })]), heads.map((_, k) => k + 1)));
   }
   runs.forEach((run, k) => [...run.restarts.map(([, text]) => text), ...run.notes].forEach(text => made.append(el("p", {}, (runs.length > 1 ? names[k] + ": " : "") + text))));
   drawCurves(section("Curves", "Drag across to zoom, double-click for all. Dots are evaluations, dashed upright lines restarts of ranks. The title names the curve under the pointer."), runs, names);
@@ -99,7 +99,7 @@ function drawSweep(sweep) {
     const lines = el("svg", {viewBox: `0 0 ${width} 240`, width: "100%", height: 240, role: "img", "aria-label": "parallel coordinates of all jobs"});
     const at = names.map((_, k) => 46 + k * (width - 120) / Math.max(1, names.length - 1)), scales = names.map(name => scale(name, 205, 34));
     order.slice().reverse().forEach(row => lines.append(watched(el("polyline", {class: "run", style: `--c: ${tone(row)}`, points: names.map((name, k) => row[name] == null ? "" : `${at[k]},${scales[k].at(row[name])}`).join(" ")}), row)));
-    names.forEach((name, k) => { const last = k === names.length - 1; lines.append(el("line", {class: "axis", x1: at[k], x2: at[k], y1: 34, y2: 205}), el("text", {x: at[k], y: 16, "text-anchor": last ? "end" : k ? "middle" : "start", "font-weight": 600}, name),
+    names.forEach((name, k) => { const last = k === names.length - 1; lines.append(el("line", {class: "axis", x1: at[k], x2: at[k], y1: 34, y2: 205}), el("text", {x: at[k], y: k % 2 && width < 150 * names.length ? 28 : 12, "text-anchor": last ? "end" : k ? "middle" : "start", "font-weight": 600}, name),
       ...scales[k].marks.map(value => el("text", {x: at[k] + 5, y: scales[k].at(value) + 4}, scales[k].show(value)))); });
     const dots = names.slice(0, -1).map(name => {
       const x = scale(name, 60, 400), y = scale(metric.value, 150, 14), svg = el("svg", {viewBox: "0 0 430 190", width: "100%", style: "max-width: 480px", role: "img", "aria-label": `${metric.value} against ${name}`});
