@@ -63,7 +63,7 @@ BUDGETS = {
     "models": 1_853,
     "testing": 115,
     "tests": 1_162,
-    "tests/behaviour": 9_911,
+    "tests/behaviour": 9_923,
     "tests/chaos": 1_056,
     "tests/engine": 15_529,
     "tests/fuzz": 993,

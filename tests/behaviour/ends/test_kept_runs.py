@@ -3,7 +3,9 @@
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow
 import pytest
 import torch
@@ -160,15 +162,23 @@ def test_training_reads_data_and_weights_of_a_url(
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["tokens", "parquet"])
 def test_data_that_is_larger_than_what_is_kept_of_it_trains_for_three_epochs(
-    place: Path, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+    place: Path, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """And continues in another layout, with the samples of the disk."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
     (place / "bag.py").write_text(BAG)
     (place / "bag.yaml").write_text(RECIPE)
-    write_tokens(place / "ids.bin", [[7 * k % 31 for k in range(200_000)]] * 60)
-    ObjectStore.open("s3://bucket/larger", "x").put("ids.bin", place / "ids.bin")
+    file, ids = place / f"data.{kind}", np.tile(np.uint16(np.arange(200_000) * 7 % 31), 60)
+    if kind == "tokens":
+        write_tokens(file, [ids])
+    else:
+        rows = np.lib.stride_tricks.sliding_window_view(ids, 8193)[::8192]
+        fields = {"tokens": [*rows[:, :-1]], "targets": [*rows[:, 1:2]]}
+        plain: dict[str, Any] = {"compression": "none", "use_dictionary": False}
+        parquet.write_table(pyarrow.table(fields), file, 100, **plain)
+    ObjectStore.open("s3://bucket/larger", "x").put(file.name, file)
     most = [0]
 
     def measure() -> str:
@@ -178,15 +188,17 @@ def test_data_that_is_larger_than_what_is_kept_of_it_trains_for_three_epochs(
 
     monkeypatch.setattr(proxy, "fault", measure)
     order = "{_target_: flowrun.models.sampling.draw_in_blocks, block: 100, mixed: 2}"
-    keys = ("data.length=8192", f"+data.order={order}", "data.cache_bytes=9000000")
+    held = "data.length=8192" if kind == "tokens" else "data.held_bytes=20000000"
+    keys = (f"data={kind}", held, f"+data.order={order}", "data.cache_bytes=9000000")
     run = ("recipe=bag.yaml", *keys, "eval.batches=0", "train.batch_size=61", "train.save_every=36")
-    for name, where in (("disk", place / "ids.bin"), ("url", "s3://bucket/larger/ids.bin")):
+    for name, where in (("disk", file), ("url", f"s3://bucket/larger/{file.name}")):
         begun = (*run, f"data.path={where}", "train.steps=36", run_folder(place / name))
         other = (str(place / name), "train.steps=72", "placement.axes={tensor: 2}")
         first, second = Command(place, *begun).end(), Command(place, "resume", *other).end()
         assert (first.status, second.status) == (0, 0), first.err + second.err
+    measure()
     assert len(losses(place / "url")) == 72 and losses(place / "url") == losses(place / "disk")
-    assert 4_000_000 < most[0] <= 9_000_000 < (place / "ids.bin").stat().st_size / 2
+    assert 4_000_000 < most[0] <= 9_000_000 < file.stat().st_size / 2
 
 
 def test_ctrl_c_ends_the_wait_for_the_store(place: Path, proxy: FaultyProxy) -> None:
