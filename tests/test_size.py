@@ -69,7 +69,7 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_548,
+    "tests/launcher": 19_552,
     "tests/models": 797,
     "tests/support": 9_719,
     "tests/testing": 111,

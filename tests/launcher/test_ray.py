@@ -1,5 +1,6 @@
 """launch=ray: what a host needs of its node, and runs on a cluster of this machine."""
 
+import csv
 import json
 import signal
 import sys
@@ -144,11 +145,14 @@ def test_jobs_of_a_sweep_run_on_the_cluster_and_the_one_that_fails_is_named(
 @pytest.mark.processes
 def test_twelve_jobs_on_four_cores(cluster: Any, place: Path) -> None:
     with another_node(cluster):
-        lrs = ",".join(["1e30", *(f"0.{k:02}" for k in range(1, 12))])
-        ended = sweep(cluster, place, lrs).end(240)
+        lrs = [1e30, *(k / 100 for k in range(1, 12))]
+        ended = sweep(cluster, place, ",".join(map(str, lrs))).end(240)
     assert ended.status == 1, ended.err
-    table = (place / "sweep" / "comparison.csv").read_text()
-    assert (table.count(",ran,"), table.count(",failed,")) == (11, 1)
+    said = " ".join(ended.out.split())
+    assert "0 optim.lr=1e+30 failed: step 1, rank 0: its gradients are not finite" in said
+    table = csv.DictReader((place / "sweep" / "comparison.csv").read_text().splitlines())
+    found = [(float(row["optim.lr"]), row["status"], row["reason"][:14]) for row in table]
+    assert found == [(1e30, "failed", "step 1, rank 0"), *((lr, "ran", "") for lr in lrs[1:])]
     most = running = 0
     for line in ended.out.splitlines():
         running += ("host 0 begins" in line) - (": complete" in line or ": ended" in line)
