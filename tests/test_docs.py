@@ -122,12 +122,8 @@ def composed(line: str) -> None:
         if option == "--config-dir":  # a profile of the reader's own
             given.remove("hardware=mine")
     overrides = [text for text in given if "=" in text.removeprefix("--")]
-    assert set(given) - set(overrides) <= {"-m"} or command in (
-        "resume",
-        "eval",
-        "report",
-        *NO_RECIPE,
-    ), line
+    others = {"resume", "eval", "report", *NO_RECIPE}
+    assert set(given) - set(overrides) <= {"-m"} or command in others, line
     if command == "calibrate" and overrides:
         load(overrides)
         return

@@ -15,7 +15,7 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -96,7 +96,8 @@ def replacing_files(folder: Path) -> Iterator[Path]:
     For libraries that write files by names of their own, and follow links.  Raises OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with name_file(folder), tempfile.TemporaryDirectory(PARTIAL, ".", folder) as made:
+    prefix = f".{platform.node()}-{os.getpid()}-"  # as drop_partial has it
+    with name_file(folder), tempfile.TemporaryDirectory(PARTIAL, prefix, folder) as made:
         yield Path(made)
         for file in sorted(Path(made).iterdir()):
             sync(file)
@@ -155,9 +156,8 @@ def drop_partial(folder: Path) -> None:
 
 def is_running(process: int) -> bool:
     """Return True for a process of this host that has not ended, of any user."""
-    with suppress(PermissionError):
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            return False
+    try:
+        os.kill(process, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
     return True

@@ -2,8 +2,7 @@
 
 An object is there whole or not at all, of a disk (file://) too.  Drivers move the parts of a large
 file at once, with checksums where the store has them, and try some requests again; what still fails
-is tried again here, and the size of what has arrived is compared.  Drivers share no class of
-errors: any error but a refusal may pass.
+is tried again here, and sizes are compared.  Errors share no class: any but a refusal may pass.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError, refuse_as
-from flowrun.engine.ir.files import PARTIAL, replacing_files
+from flowrun.engine.ir.files import PARTIAL, drop_partial, replacing_files
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -161,7 +160,8 @@ class ObjectStore:
     def _make(self, name: str, write: Callable[[str], object]) -> None:
         """Write an object, at a path; a disk's driver would leave half of it, if it is killed."""
         folder, _, last = self._path(name).rpartition("/")
-        on_disk = self.url.startswith("file:")
+        if on_disk := self.url.startswith("file:"):
+            drop_partial(Path(folder))  # which a process left that was killed
         with replacing_files(Path(folder)) if on_disk else nullcontext(folder) as made:
             write(f"{made}/{last}")
 

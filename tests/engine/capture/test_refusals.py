@@ -17,24 +17,9 @@ from support.checks import refused
 from support.checks.refused import Mutation, Part
 
 NEVER = (
-    "Traceback",
-    "a bug in flowrun",
-    "FakeTensor",
-    "fake tensor",
-    "VariableTracker",
-    "proxy",
-    "AOT",
-    "nbacked",
-    "guard on",
-    "unhinted",
-    "Observed exception",
-    "Dynamo developers",
-    "_local_scalar",
-    "INTERNAL",
-    "<unknown",
-    "polyfill",
-    "'list'",
-    "capture.py",
+    *("Traceback", "a bug in flowrun", "FakeTensor", "fake tensor", "VariableTracker", "proxy"),
+    *("AOT", "nbacked", "guard on", "unhinted", "Observed exception", "Dynamo developers"),
+    *("_local_scalar", "INTERNAL", "<unknown", "polyfill", "'list'", "capture.py"),
 )
 FILE = "tests/support/checks/refused.py"
 VALUE = ("asks for the value of a tensor", "Compute with tensors")

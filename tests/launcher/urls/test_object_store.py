@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flowrun.engine.errors import RecipeError
+from flowrun.engine.ir.files import replacing_files
 from flowrun.launcher.urls import object_store
 from flowrun.launcher.urls.object_store import ObjectStore, StoreError, is_url
 from flowrun.launcher.urls.url_cache import on_disk
@@ -83,6 +84,20 @@ def test_a_file_that_cannot_be_replaced_stays_whole(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert store.read("a") == "old" and store.find().keys() == {"a"}
+
+
+def test_the_next_writer_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    code = (
+        "import os\nfrom flowrun.launcher.urls.object_store import ObjectStore\n"
+        f"store = ObjectStore.open('file://{tmp_path}/store', 'x')\n"
+        "store._make('a', lambda path: os.kill(os.getpid(), 9))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    store = ObjectStore.open(f"file://{tmp_path}/store", "x")
+    with replacing_files(tmp_path / "store") as made:  # another one is at work
+        assert len([*(tmp_path / "store").iterdir()]) == 2
+        store.write("a", b"")
+        assert {*(tmp_path / "store").iterdir()} == {made, tmp_path / "store" / "a"}
 
 
 def test_what_is_refused_is_not_tried_again(
