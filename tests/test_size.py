@@ -46,7 +46,7 @@ BUDGETS = {
     "launcher/command_line": 1_984,
     "launcher/commands": 4_352,
     "launcher/data": 3_786,
-    "launcher/job": 2_388,
+    "launcher/job": 2_389,
     "launcher/listeners": 675,
     "launcher/model": 2_932,
     "launcher/page": 1_085,
@@ -54,7 +54,7 @@ BUDGETS = {
     "launcher/platforms": 330,
     "launcher/ranks": 2_022,
     "launcher/recipe": 3_526,
-    "launcher/report": 2_605,
+    "launcher/report": 2_604,
     "launcher/store": 1_112,
     "launcher/supervise": 4_852,
     "launcher/terminal": 337,
@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_567,
+    "tests/launcher": 19_584,
     "tests/models": 797,
     "tests/support": 9_719,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_755, "tests": 59_497, "docs": 50_000}
+SUMS = {"source": 81_755, "tests": 59_506, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}

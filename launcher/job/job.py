@@ -231,9 +231,8 @@ class Job:
     @cached_property
     def _of_data(self) -> list[str]:
         """Ranks that read one sample each for themselves must find the same in it."""
-        made = self.materials
-        several = self.recipe.num_ranks > 1
-        drawn = random_fields(made.data, made.sampler.own_collate) if several else []
+        data, own = self.materials.data, self.materials.sampler.own_collate
+        drawn = random_fields(data, own) if self.recipe.num_ranks > 1 else []
         what = f"the field{'s' * (len(drawn) > 1)} {', '.join(drawn)} of an item"
         note = (
             f"data: {what} change with each call of __getitem__: ranks that share a sample "
@@ -251,8 +250,7 @@ class Job:
                 what += "; this profile is of another GPU, and so is what is foreseen"
             yield f"hardware={used.name}: ranks run on {here}, {what}."
         if scales := self.plans.scales:
-            by = f"scaled by a probe of this machine on {scales.date}"
-            yield f"hardware={used.name}, {by}: {scales}"
+            yield f"hardware=cpu, scaled by a probe of this machine on {scales.date}: {scales}"
         elif may_scale(self.recipe):
             yield "hardware=cpu is of another machine; a run, or flowrun calibrate, measures this"
         if self.lacks_cores(others := share_of_others(self.since)):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -22,20 +23,17 @@ from flowrun.engine.passes.mirrored_view import rows_of_a_rank
 from flowrun.engine.pipeline import PLANNING
 from flowrun.engine.plan_updates import add_up, plan_updates
 from flowrun.engine.rehearsal.rehearsal import rehearse
-from flowrun.engine.runtime.calibration.quick_probe import (
-    RANKS,
-    Scales,
-    keep_scales,
-    measure,
-    read_scales,
-)
+from flowrun.engine.runtime.calibration import quick_probe
+from flowrun.engine.runtime.calibration.quick_probe import Scales
 from flowrun.engine.strategy import Strategy
 from flowrun.engine.torch_internals import import_tracer
+from flowrun.launcher.data.collate import batch_method, item_of
 from flowrun.launcher.job.faults import name_error
 from flowrun.launcher.job.forked import may_fork, run_in_fork, start_fork
 from flowrun.launcher.job.garbage import pause_collection
 from flowrun.launcher.job.materials import Materials
 from flowrun.launcher.job.plan_cache import PlanCache, inputs
+from flowrun.launcher.job.recipe_strategy import data_workers
 from flowrun.launcher.model.adapters import check_read
 from flowrun.launcher.model.build import try_metrics
 from flowrun.launcher.recipe.device import forks_autograd
@@ -59,20 +57,21 @@ _BothPlans = tuple[Rehearsed, Rehearsed | None]  # training and evaluation
 
 def kept_probe(recipe: Recipe) -> Scales | None:
     """Return what a run before has found of this machine, where a probe may scale the profile."""
-    return read_scales(load_shipped(CPU)) if may_scale(recipe) else None
+    return quick_probe.read_scales(load_shipped(CPU)) if may_scale(recipe) else None
 
 
 @contextmanager
 def probing(recipe: Recipe) -> Iterator[Probed]:
     """Within, two processes probe this machine if no run before has; give what waits for them."""
     shipped = load_shipped(CPU)
-    if read_scales(shipped) or not (may_scale(recipe) and may_fork()):
+    if quick_probe.read_scales(shipped) or not (may_scale(recipe) and may_fork()):
         yield partial(kept_probe, recipe)
         return
     with tempfile.TemporaryDirectory() as folder, ExitStack() as forks:
-        measures = [partial(measure, k, f"{folder}/meeting", shipped) for k in range(RANKS)]
+        meeting, ranks = f"{folder}/meeting", range(quick_probe.RANKS)
+        measures = [partial(quick_probe.measure, k, meeting, shipped) for k in ranks]
         results = [forks.enter_context(start_fork(each)) for each in measures]
-        yield lambda: keep_scales(shipped, results[0]())
+        yield lambda: quick_probe.keep_scales(shipped, results[0]())
 
 
 @dataclass(eq=False, kw_only=True)
@@ -133,9 +132,13 @@ class JobPlans:
         return plan_updates((self.story, *others)) if others else (self.story.training,)
 
     def _scale(self, planned: Rehearsed, of: JobPlans) -> Rehearsed:
-        """Give a plan the seconds of this machine."""
+        """Give a plan the seconds of this machine, and of an item for which data state none."""
         hardware = rank_hardware(self.recipe, scales=self.scales)
-        plan = add_costs(planned.plan, replace(of.strategy, hardware=hardware))
+        asked, data = replace(of.strategy, hardware=hardware), of.materials.data
+        if not (asked.sample_s or asked.preparation or batch_method(data)):
+            once = min(timeit.repeat(lambda: item_of(data, 0), number=1, repeat=2))
+            asked = replace(asked, sample_s=once / max(1, data_workers(self.recipe)))
+        plan = add_costs(planned.plan, asked)
         return Rehearsed(plan, rehearse(plan))
 
     @cached_property

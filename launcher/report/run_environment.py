@@ -17,7 +17,6 @@ _GIT_S = 2.0  # a repository on a slow disk holds up no run
 
 def describe_environment(job: Job) -> Mapping[str, str]:
     """Return versions, host, cores, device, and the commit of a working directory that has one."""
-    commit = _find_commit()
     return {
         "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "host": platform.node(),
@@ -26,14 +25,14 @@ def describe_environment(job: Job) -> Mapping[str, str]:
         "device": job.device_type,
         "python": platform.python_version(),
         **{package: version(package) for package in ("flowrun", "torch")},
-        **({"commit": commit} if commit else {}),
+        **_find_commit(),
     }
 
 
-def _find_commit() -> str:
-    """Return the commit that is checked out here; empty outside of a repository."""
+def _find_commit() -> dict[str, str]:
+    """Return the commit that is checked out here; nothing outside of a repository."""
     command = ("git", "rev-parse", "--verify", "--quiet", "HEAD")
     with suppress(OSError, subprocess.SubprocessError):
         found = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S)
-        return found.stdout.strip()
-    return ""
+        return {"commit": found.stdout.strip()} if found.stdout else {}
+    return {}

@@ -15,6 +15,7 @@ from flowrun.launcher.job.job import Job
 from flowrun.launcher.job.job_plans import probing
 from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.recipe.hardware_keys import load_shipped
+from flowrun.launcher.report.notes import notes
 from support.runs.workplace import working_in
 
 SPEEDS = [each.name for each in fields(Scales) if each.name != "date"]
@@ -31,7 +32,8 @@ def probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_a_machine_half_as_fast_takes_twice_as_long_for_the_same_plan() -> None:
+def test_a_machine_half_as_fast_takes_twice_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("timeit.repeat", lambda *_, **__: [0.0])  # items are ready
     assert "hardware=cpu is of another machine" in str(Job(load(GIVEN), values=False).notes)
     keep_scales(load_shipped("cpu"), SLOW)
     as_shipped, here = (Job(load([*GIVEN, *more]), values=False) for more in ([OTHER], []))
@@ -41,6 +43,26 @@ def test_a_machine_half_as_fast_takes_twice_as_long_for_the_same_plan() -> None:
     [note] = [note for note in here.notes if "probe" in note]
     assert "scaled by a probe of this machine on 2026-01-31: products x0.5" in note
     assert not any("hardware" in note for note in as_shipped.notes)
+
+
+SLOW_ITEMS = """
+import time
+from flowrun.launcher.data.digits import Digits
+class Slow(list):
+    def __init__(self):
+        super().__init__(Digits()[k] for k in range(99))
+    def __getitem__(self, index):
+        time.sleep(0.05)
+        return super().__getitem__(index)
+"""
+
+
+def test_items_whose_time_is_not_stated_are_timed(tmp_path: Path) -> None:
+    keep_scales(load_shipped("cpu"), SLOW)
+    (tmp_path / "slow_items.py").write_text(SLOW_ITEMS)
+    keys = ["recipe=mlp_data_parallel", "train.batch_size=8", "data={_target_: slow_items.Slow}"]
+    found = notes(Job(load([*keys, "engine.cache=false"]), values=False))
+    assert "samples bound the step: 20" in str(found)  # ms of 4 items a rank
 
 
 OTHER = "hardware.op_s=4.0001e-6"  # a profile of the user's own
@@ -64,15 +86,10 @@ def test_the_first_run_probes_and_others_take_what_it_found() -> None:
         assert probed() == found
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        ["launch=virtual"],
-        ["hardware=zen5"],
-        [OTHER],
-        ["launch.nnodes=2", "launch.rdzv_endpoint=host:1"],
-    ],
-)
+HOSTS = ["launch.nnodes=2", "launch.rdzv_endpoint=host:1"]
+
+
+@pytest.mark.parametrize("change", [["launch=virtual"], ["hardware=zen5"], [OTHER], HOSTS])
 def test_what_runs_elsewhere_is_foreseen_as_it_is_described(change: list[str]) -> None:
     keep_scales(load_shipped("cpu"), SLOW)
     with probing(load([*GIVEN, *change])) as probed:
