@@ -178,7 +178,7 @@ def rows_of_send(view: OpView) -> OpRows:
 def rows_of_take(view: OpView) -> OpRows:
     """A rank is one source, of tokens or of choices, or reads one buffer.  Linear in that."""
     buffer = view.in_shapes[0]
-    held = (B, *map(S, _sources(view, buffer)))
+    held: tuple[Sbp, ...] = (B, *map(S, _sources(view, buffer)))
     rows = (_row((of_buffer, S(dim)), S(dim)) for of_buffer in held for dim in (0, 1))
     return (*rows, _row((S(len(buffer) - 1), B), S(2)), _row((P, B), P))
 
