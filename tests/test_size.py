@@ -46,7 +46,7 @@ BUDGETS = {
     "launcher/command_line": 1_984,
     "launcher/commands": 4_352,
     "launcher/data": 3_786,
-    "launcher/job": 2_389,
+    "launcher/job": 2_394,
     "launcher/listeners": 675,
     "launcher/model": 2_932,
     "launcher/page": 1_085,
@@ -63,18 +63,18 @@ BUDGETS = {
     "models": 1_853,
     "testing": 115,
     "tests": 1_158,
-    "tests/behaviour": 9_923,
+    "tests/behaviour": 9_924,
     "tests/chaos": 1_056,
     "tests/engine": 15_514,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_584,
+    "tests/launcher": 19_586,
     "tests/models": 797,
     "tests/support": 9_719,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_755, "tests": 59_506, "docs": 50_000}
+SUMS = {"source": 81_760, "tests": 59_509, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}

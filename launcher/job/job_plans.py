@@ -134,12 +134,17 @@ class JobPlans:
     def _scale(self, planned: Rehearsed, of: JobPlans) -> Rehearsed:
         """Give a plan the seconds of this machine, and of an item for which data state none."""
         hardware = rank_hardware(self.recipe, scales=self.scales)
-        asked, data = replace(of.strategy, hardware=hardware), of.materials.data
-        if not (asked.sample_s or asked.preparation or batch_method(data)):
-            once = min(timeit.repeat(lambda: item_of(data, 0), number=1, repeat=2))
-            asked = replace(asked, sample_s=once / max(1, data_workers(self.recipe)))
+        asked = replace(of.strategy, hardware=hardware)
+        if not (asked.sample_s or asked.preparation or batch_method(of.materials.data)):
+            asked = replace(asked, sample_s=self._item_s)
         plan = add_costs(planned.plan, asked)
         return Rehearsed(plan, rehearse(plan))
+
+    @cached_property
+    def _item_s(self) -> float:
+        """Seconds of an item on each data worker; the example batch has read it before."""
+        item_s = timeit.timeit(lambda: item_of(self.materials.data, 0), number=1)
+        return item_s / max(1, data_workers(self.recipe))
 
     @cached_property
     def traced(self) -> Traced:

@@ -91,4 +91,4 @@ def _limit(row: str) -> Schema:
     found: Schema = {"minimum" if begin == "[" else "exclusiveMinimum": low}
     if high != math.inf:
         found["maximum" if end == "]" else "exclusiveMaximum"] = high
-    return found
+    return {"anyOf": [found, {"const": 0}]} if RANGES[row].or_zero else found

@@ -239,7 +239,8 @@ FILES = {**{MLP + text: said for text, said in AFTER_MLP.items()}, **WHOLE}
 def refusal(end: End, *arguments: str) -> list[str]:
     """What the command line says of arguments that it must refuse, line by line."""
     status, out, err = end(*arguments)
-    assert (status, out, "Traceback" in err) == (2, "", False), err
+    assert (status, "Traceback" in err) == (2, False), err
+    assert all(line.endswith(" …") for line in out.splitlines())  # phases, no figures
     assert not [*Path("outputs").glob("*/*")]
     return err.splitlines()
 

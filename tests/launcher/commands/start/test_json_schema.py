@@ -42,6 +42,7 @@ def test_a_resolved_recipe_is_valid(validator: Any) -> None:
         {"precision": {"dtype": "fp8"}},
         {"placement": {"axes": {"data": 0}}},
         {"engine": {"compiler": "gcc"}},
+        {"engine": {"expert_room": 0.5}},
     ],
     ids=str,
 )
@@ -53,6 +54,7 @@ def test_what_flowrun_refuses_is_marked(validator: Any, keys: Any) -> None:
     "keys",
     [
         {"train": {"steps": "${oc.env:STEPS}"}},
+        {"launch": {"hang_s": 0}},
         {"data": {"_target_": "x.Y", "path": "???"}},
         {"log": ["wandb", {"name": "mlflow"}]},
         {"placement": {"stages": [{"modules": ["a"], "ranks": [0]}], "in_flight": "1f1b"}},
