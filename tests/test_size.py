@@ -69,12 +69,12 @@ BUDGETS = {
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_586,
+    "tests/launcher": 19_590,
     "tests/models": 797,
     "tests/support": 9_719,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_760, "tests": 59_509, "docs": 50_000}
+SUMS = {"source": 81_760, "tests": 59_513, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}

@@ -139,7 +139,7 @@ def compare_runs(folders: Sequence[Path], console: Console) -> None:
         same = "their recipes are the same"
         console.print(_make_table("recipe", marks, differ, right=False) if differ else same)
         if scores := figures.get("last validation") or figures.get("last loss"):
-            best = min(scores, key=lambda score: float(score or "inf"))
+            best = min(scores, key=lambda score: float(score.replace("nan", "") or "inf"))
             marks[scores.index(best)] += " best"
     console.print(_make_table("figures", marks, figures, right=True))
 

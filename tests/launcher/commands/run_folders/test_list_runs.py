@@ -1,5 +1,6 @@
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,9 @@ def test_the_best_of_some_runs_is_marked(tmp_path: Path, shown: Callable[..., st
     assert all(len(line) <= 80 for line in text.splitlines())
     rows = [line.split() for line in shown("a", "b", "c").splitlines()]  # a line each
     assert ["3", "best", "died", "5", "-1.0000"] in rows and ["2", "b", "1"] in rows
+    metrics = tmp_path / "c" / "metrics.jsonl"
+    metrics.write_text(re.sub('"loss": [-0-9.]+', '"loss": NaN', metrics.read_text()))
+    assert ["2", "best", "died", "4", "0.0000"] in map(str.split, shown("c", "b", "a").splitlines())
     assert "last loss" in shown("a")
 
 
