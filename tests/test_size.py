@@ -35,8 +35,8 @@ BUDGETS = {
     "engine/hardware": 571,
     "engine/ir": 1_852,
     "engine/lowering": 1_394,
-    "engine/ops": 7_305,
-    "engine/passes": 8_526,
+    "engine/ops": 7_314,
+    "engine/passes": 8_528,
     "engine/rehearsal": 1_196,
     "engine/runtime": 8_435,
     "engine/trace": 583,
@@ -53,7 +53,7 @@ BUDGETS = {
     "launcher/place": 2_078,
     "launcher/platforms": 330,
     "launcher/ranks": 2_022,
-    "launcher/recipe": 3_526,
+    "launcher/recipe": 3_527,
     "launcher/report": 2_604,
     "launcher/store": 1_112,
     "launcher/supervise": 4_852,
@@ -63,9 +63,9 @@ BUDGETS = {
     "models": 1_853,
     "testing": 115,
     "tests": 1_158,
-    "tests/behaviour": 9_924,
+    "tests/behaviour": 9_931,
     "tests/chaos": 1_056,
-    "tests/engine": 15_514,
+    "tests/engine": 15_516,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_719,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_760, "tests": 59_513, "docs": 50_000}
+SUMS = {"source": 81_772, "tests": 59_522, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}

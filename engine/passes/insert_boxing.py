@@ -38,6 +38,7 @@ from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.sbp import B, NdSbp, S, format_nd_sbp
 from flowrun.engine.ops import registry
+from flowrun.engine.ops.experts.routed import note_idle_room
 from flowrun.engine.ops.flow.structure import BOX, TRANSFER
 from flowrun.engine.ops.nn.attention import balance, gathered_keys
 from flowrun.engine.ops.nn.ring_attention import SWAP_HALVES, TURN
@@ -59,6 +60,7 @@ def insert_boxing(graph: LogicalGraph, strategy: Strategy) -> LogicalGraph:
         whole = Location(stage, (B,) * len(strategy.axes))
         results.append((name, boxer.box(tensor, whole, Op("", "", (), phase=UPDATE))))
     ops = _advance_to_first_reader(boxer.read_ops())
+    graph = replace(graph, notes=(*graph.notes, *note_idle_room(graph.ops)))
     return replace(graph, ops=ops, tensors=boxer.tensors, results=tuple(results))
 
 

@@ -497,9 +497,10 @@ class Engine:
         balanced_ring: the same, but half of the queries change ranks on the way into causal
         attention and out of it, so that all ranks have equal work; auto: the fastest.
     expert_room: where an axis divides tokens and experts without capacity, tokens may travel by
-        all-to-all to the ranks of the experts that they choose. A rank then has as many slots for
-        each other rank as this number says, in even shares of its tokens' choices; the run ends if
-        they are too few. 0: ranks gather all tokens, and what their experts make is summed.
+        all-to-all to the ranks of the experts that they choose. For each of these ranks a rank has
+        as many slots as this number says, in even shares of its tokens' choices; the run ends if
+        they are too few, which the number of ranks never are. 0: ranks gather all tokens, and what
+        their experts make is summed.
     blocking: axes whose collectives take turns with compute, as on one stream; this shows what
         overlap gains.  (On a GPU no host waits for those of micro-batches, with or without it.)
     compiler: of training's regions: eager (op after op) or inductor (fused C++ or Triton code,

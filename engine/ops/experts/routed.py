@@ -13,7 +13,7 @@ that the all-to-all of one axis leaves the others alone; a rank is one source.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -51,9 +51,9 @@ _NOBODY = -1  # the expert of an empty slot
 class Routes:
     """Where pairs of a token and a choice travel.
 
-    experts, ranks: how many there are; each rank has as many experts.  sources: pieces of the pairs
-    on each axis that divides them.  pairs, slots: of the largest source, and what it has for each
-    rank.
+    experts, ranks: how many there are; ranks have equal numbers of experts.  sources: pieces of the
+    pairs on each axis that divides them.  pairs, slots: of the largest source, and what it has for
+    each rank.
     """
 
     experts: int
@@ -79,10 +79,11 @@ class Routes:
 def find_slots(chosen: Tensor, routes: Routes) -> Tensor:
     """Return the slots of a source's pairs in its flat buffer.
 
-    chosen: (tokens, choices) numbers of experts; the result has its shape.  Raises RuntimeError if
-    there are too few slots.
+    chosen: (tokens, choices) numbers of experts; the result has its shape.  A number that is none
+    travels, too, and adds nothing.  Raises RuntimeError if there are too few slots.
     """
-    rank = (chosen // (routes.experts // routes.ranks)).flatten()
+    number = chosen.long().clamp(0, routes.experts - 1)
+    rank = (number // (routes.experts // routes.ranks)).flatten()
     counts = rank.new_zeros(routes.ranks).scatter_add_(0, rank, torch.ones_like(rank))
     if not expert_op.is_only_a_shape(chosen) and (most := int(counts.max())) > routes.slots:
         enough = math.ceil(10 * most * routes.ranks / routes.pairs) / 10
@@ -246,6 +247,14 @@ def count_experts(op: Op) -> int:
 def travels(op: Op) -> bool:
     """Return whether the op is one of those whose tokens may travel."""
     return op.target.startswith(("flowrun.experts", "flowrun.gated_experts"))
+
+
+def note_idle_room(ops: Iterable[Op]) -> tuple[str, ...]:
+    """Return a note of the modules with room whose tokens do not travel; else nothing."""
+    idle = [op for op in ops if ROOM in dict(op.kwargs) and not _routing_axes(op)]
+    modules = ", ".join(dict.fromkeys(op.module for op in idle))
+    why = "no axis divides both its tokens and its experts evenly"
+    return (f"{KEY} has no effect on {modules}: {why}",) if idle else ()
 
 
 def routes_of(op: Op) -> Routes | None:

@@ -185,6 +185,13 @@ def test_with_room_tokens_travel_by_all_to_all_and_none_is_gathered() -> None:
     }
 
 
+def test_room_that_no_token_uses_is_said() -> None:
+    """Each rank has all experts."""
+    notes = plan(Layout(data=2, room=2.0), (), DROPLESS).graph.notes
+    assert [note for note in notes if "engine.expert_room has no effect on blocks.1" in note]
+    assert "expert_room" not in str(plan(Layout(data=2, room=2.0), ON_DATA, DROPLESS).graph.notes)
+
+
 def test_room_without_experts_is_refused() -> None:
     with pytest.raises(RecipeError, match="no experts without capacity"):
         plan(Layout(data=2, room=2.0), ON_DATA)

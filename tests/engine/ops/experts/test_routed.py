@@ -57,3 +57,5 @@ def test_a_rank_with_too_few_slots_names_the_key_and_a_number_that_does() -> Non
     rows, enough = torch.randn(4, 1, 3), replace(few, slots=6)
     slots = find_slots(chosen, enough)
     assert torch.equal(take(send(rows, slots, 0, enough), slots), rows.expand(-1, 2, -1))
+    none = torch.tensor([[-1, 4], [3, 0]], dtype=torch.int32)
+    assert find_slots(none, enough).tolist() == [[0, 6], [7, 1]]
