@@ -31,12 +31,12 @@ BUDGETS = {
     "engine/actors": 1_867,
     "engine/boxing": 544,
     "engine/capture": 6_187,
-    "engine/cost": 1_300,
+    "engine/cost": 1_357,
     "engine/hardware": 571,
     "engine/ir": 1_852,
     "engine/lowering": 1_394,
-    "engine/ops": 7_314,
-    "engine/passes": 8_528,
+    "engine/ops": 7_310,
+    "engine/passes": 8_567,
     "engine/rehearsal": 1_196,
     "engine/runtime": 8_435,
     "engine/trace": 583,
@@ -65,7 +65,7 @@ BUDGETS = {
     "tests": 1_158,
     "tests/behaviour": 9_931,
     "tests/chaos": 1_056,
-    "tests/engine": 15_516,
+    "tests/engine": 15_551,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_719,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_772, "tests": 59_522, "docs": 50_000}
+SUMS = {"source": 81_864, "tests": 59_557, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}

@@ -28,19 +28,19 @@ class Signature:
 
     inputs: an SBP for each of op.inputs.
     outputs: an SBP for each of op.outputs (an entry for unused ones too).
-    reduced: elements in fp32 that the row's expansion reduces over the axis inside the op, or that
-        cost as much (0: no expansion); such a row is replaced by ordinary ops and boxings
-        (OpInfo.expands).
+    reduced: elements in fp32 that the row's expansion reduces over the axis inside (0: none);
+        such a row is replaced by ordinary ops and boxings (OpInfo.expands).
     turned: positions of the inputs that go around the ranks of the axis inside the op, so that each
         rank meets all of them (backward with their gradients): an expansion, too.
-    sent: positions of the inputs of which each rank meets the part that others send it: another.
+    travels: rows of the inputs go to other ranks and come back inside the op: an expansion, too,
+        which costs what its ops and boxings do (cost/expansion_cost.py).
     """
 
     inputs: tuple[Sbp, ...]
     outputs: tuple[Sbp, ...]
     reduced: int = 0
     turned: tuple[int, ...] = ()
-    sent: tuple[int, ...] = ()
+    travels: bool = False
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"

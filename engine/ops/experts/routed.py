@@ -221,18 +221,14 @@ def rows_of_run(view: OpView) -> OpRows:
 
 def routed_row(view: OpView) -> OpRows:
     """Return the row that divides tokens and experts, if there is room and no axis before has
-    divided the experts.  It costs what the all-to-alls of its buffers do.
+    divided the experts.
     """
-    names, room = places(view.op), dict(view.op.kwargs).get(ROOM)
-    shapes = dict(zip(names, view.in_shapes, strict=True))
-    (tokens, choices), here = shapes["chosen"], shapes["down"][0]
-    if not room or view.parts == 1 or here != count_experts(view.op) or here % view.parts:
+    here = view.in_shapes[-1][0]
+    evenly = here == count_experts(view.op) and here % view.parts == 0
+    if ROOM not in dict(view.op.kwargs) or view.parts == 1 or not evenly:
         return ()
-    pairs, travels = -(-tokens // view.parts) * choices, 3 if "grad" in names else 2
-    elements = travels * view.parts * _slots(room, pairs, view.parts) * shapes["x"][1]
-    sent = tuple(k for k, name in enumerate(names) if name in _OF_TOKENS)
-    sbps = (S(0),) * len(names), (S(0),) * len(view.op.outputs)
-    return (Signature(*sbps, reduced=elements // 2, sent=sent),)  # an all-reduce travels twice
+    sbps = (S(0),) * len(view.op.inputs), (S(0),) * len(view.op.outputs)
+    return (Signature(*sbps, travels=True),)
 
 
 def _slots(room: float, pairs: int, ranks: int) -> int:

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from flowrun.engine.boxing.boxing import path_seconds
+from flowrun.engine.cost.expansion_cost import expansion_cost
 from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.errors import SbpError
 from flowrun.engine.hardware.network import Link
@@ -78,7 +80,9 @@ class Costs:
         in_shapes, out_shapes: what the axes before left of its tensors.
         """
         cost, parts = 0.0, self.strategy.parts(op.stage, self.axis)
-        if self.divides_batch and parts > 1:
+        if row.travels:
+            cost += self._expansion(op, row, in_shapes, out_shapes, parts)
+        elif self.divides_batch and parts > 1:
             cost += self._work(op, row, in_shapes, out_shapes, parts)
         elif op.phase == FORWARD:
             cost += self._gradients(op, row, in_shapes, parts)
@@ -109,7 +113,7 @@ class Costs:
         ops are split, and the rest is meant to be whole.
         """
         ins = [
-            s if k in (*row.turned, *row.sent) else _part(s, sbp, parts)
+            s if k in row.turned else _part(s, sbp, parts)
             for k, (s, sbp) in enumerate(zip(in_shapes, row.inputs, strict=True))
         ]
         outs = [
@@ -123,6 +127,29 @@ class Costs:
             self._works[key] = SizedOp(op, ins, outs, tensors).seconds(self.strategy.hardware)
         owned = any(isinstance(sbp, Owned) for sbp in row.outputs)  # each rank owns as much
         return self._works[key] / parts if owned else self._works[key]
+
+    def _expansion(
+        self,
+        op: Op,
+        row: Signature,
+        in_shapes: Sequence[Shape],
+        out_shapes: Sequence[Shape | None],
+        parts: int,
+    ) -> float:
+        """Return the seconds of what a row becomes; where work is not counted (`_work`), of its
+        boxings alone.
+        """
+        names, shapes = (*op.inputs, *op.outputs), (*in_shapes, *out_shapes)
+        left = {
+            name: replace(self.tensors[name], shape=shape)
+            for name, shape in zip(names, shapes, strict=True)
+            if name is not None and shape is not None
+        }
+        in_sbp, out_sbp = (tuple((sbp,) for sbp in side) for side in (row.inputs, row.outputs))
+        op = replace(op, in_sbp=in_sbp, out_sbp=out_sbp)
+        links = (self.links[op.stage],)
+        cost = expansion_cost(op, left, (parts,), links, self.strategy.hardware)
+        return cost.boxing_s + self.divides_batch * cost.work_s
 
     def _around(self, op: Op, row: Signature, in_shapes: Sequence[Shape], parts: int) -> float:
         """Return the seconds that a row waits for what goes around: a block comes while a device

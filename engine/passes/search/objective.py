@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ import numpy.typing as npt
 from flowrun.engine.actors.schedules import schedule_of
 from flowrun.engine.boxing.boxing import path_seconds, start_seconds, states, step_seconds
 from flowrun.engine.boxing.crossing import transfer_sbps
+from flowrun.engine.cost.expansion_cost import expansion_cost
 from flowrun.engine.cost.op_cost import SizedOp
 from flowrun.engine.errors import SbpError
 from flowrun.engine.ir.graph import LogicalGraph, Op, Variable
@@ -31,6 +33,7 @@ from flowrun.engine.ir.location import Location
 from flowrun.engine.ir.op_info import Trait
 from flowrun.engine.ir.placement import Shape, largest_shape
 from flowrun.engine.ir.sbp import B, NdSbp, P
+from flowrun.engine.ir.signature import NdSignature
 from flowrun.engine.ops.traits import has
 from flowrun.engine.passes.layout.long_attention import ring_seconds
 from flowrun.engine.passes.recompute import find_stored
@@ -119,17 +122,11 @@ class Objective:
 
     def _row(self, op: Op, row: AxisSignatures, held: Sequence[bool]) -> tuple[float, float]:
         tensors, grid = self.graph.tensors, self.strategy.placements[op.stage].shape
-        ins = [
-            largest_shape(tensors[name].shape, nd, grid)
-            for name, nd in zip(op.inputs, _read(op, row), strict=True)
-        ]
         outs = [
             None if name is None else largest_shape(tensors[name].shape, nd, grid)
             for name, nd in zip(op.outputs, outputs_of(row), strict=True)
         ]
-        sized = SizedOp(op, ins, outs, tensors)
-        seconds = self.auto.computation_cost_ratio * sized.seconds(self.strategy.hardware)
-        seconds += self._inside(op, row, ins)
+        seconds = self._seconds(op, row, outs)
         num_bytes = sum(
             math.prod(shape) * tensors[name].dtype.itemsize
             for name, shape, keep in zip(op.outputs, outs, held, strict=True)
@@ -137,6 +134,21 @@ class Objective:
         )
         in_flight = 1 if has(op.target, Trait.SUM) else self._held(op)
         return seconds, float(num_bytes * in_flight)
+
+    def _seconds(self, op: Op, row: AxisSignatures, out_shapes: Sequence[Shape | None]) -> float:
+        tensors, grid = self.graph.tensors, self.strategy.placements[op.stage].shape
+        hardware, ratio = self.strategy.hardware, self.auto.computation_cost_ratio
+        if any(axis.travels for axis in row):
+            both = NdSignature.of(row)
+            op = replace(op, in_sbp=both.inputs, out_sbp=both.outputs)
+            cost = expansion_cost(op, tensors, grid, self.links[op.stage], hardware)
+            return ratio * cost.work_s + cost.boxing_s + cost.moves * self.wait_s
+        ins = [
+            largest_shape(tensors[name].shape, nd, grid)
+            for name, nd in zip(op.inputs, _read(op, row), strict=True)
+        ]
+        sized = SizedOp(op, ins, out_shapes, tensors)
+        return ratio * sized.seconds(hardware) + self._inside(op, row, ins)
 
     def _inside(self, op: Op, row: AxisSignatures, in_shapes: Sequence[Shape]) -> float:
         """Return the seconds of what a row's expansion sends."""
@@ -238,8 +250,8 @@ class Objective:
 
 
 def _read(op: Op, row: AxisSignatures) -> list[NdSbp]:
-    """Return the nd-SBP of what each input's reader sees: of what goes around or is sent, all."""
+    """Return the nd-SBP of what each input's reader sees: of what goes around, all."""
     return [
-        tuple(B if k in (*axis.turned, *axis.sent) else axis.inputs[k] for axis in row)
+        tuple(B if k in axis.turned else axis.inputs[k] for axis in row)
         for k in range(len(op.inputs))
     ]

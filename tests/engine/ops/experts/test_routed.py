@@ -38,7 +38,7 @@ def rows_of(given: OpSample, grid: tuple[int, ...]) -> list[NdSignature]:
     lifted = registry.lift(
         lambda axis, ins, outs: rows(ins, outs, grid[axis]), given.in_shapes, given.out_shapes, grid
     )
-    return [NdSignature.of(axes) for axes in lifted if any(row.sent for row in axes)]
+    return [NdSignature.of(axes) for axes in lifted if any(row.travels for row in axes)]
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
