@@ -50,8 +50,7 @@ def expansion_cost(
             num_bytes = math.prod(shape) * tensors[name].dtype.itemsize
             boxing_s += path_seconds(made[name], nd_sbp, grid, shape, num_bytes, links)
             moves += sum(step.moves for step in path(made[name], nd_sbp, grid, shape))
-        for name, nd_sbp in zip(each.outputs, each.out_sbp, strict=True):
-            if name is not None:
-                made[name] = nd_sbp
-                forms.add((name, nd_sbp))
+        new = {out: sbp for out, sbp in zip(each.outputs, each.out_sbp, strict=True) if out}
+        made |= new
+        forms.update(new.items())
     return ExpansionCost(work_s, boxing_s, moves)

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -25,6 +22,7 @@ from flowrun.engine.errors import RunError
 from flowrun.engine.runtime.drivers import logical_checkpoint
 from flowrun.engine.runtime.drivers.distributed import DistributedRank
 from flowrun.engine.runtime.drivers.pulse import Activity, Pulse
+from flowrun.engine.runtime.process.give_way import give_way
 from flowrun.engine.runtime.rank.shards import Shard, choose_shards, make_whole_shard
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.ranks.failure import with_peers
@@ -35,7 +33,6 @@ from flowrun.launcher.store import weight_files as weights
 from flowrun.launcher.store.tensor_file import write
 
 Tell = Callable[[Notice], None]
-_NICE = 15  # a thirtieth of a core that the rank computes on, and all of one where it waits
 
 
 class BackgroundSave:
@@ -79,7 +76,7 @@ class BackgroundSave:
             target=self._write, args=(folder, step, kept), name="checkpoint", daemon=True
         )
         self._thread.start()
-        _set_nice(self._thread, _NICE)
+        give_way(self._thread)
         if not self._aside:
             self.finish()
 
@@ -101,7 +98,7 @@ class BackgroundSave:
     def finish(self) -> None:
         """Wait for the checkpoint that is under way, which nothing of this rank delays then."""
         if self._thread is not None:
-            _set_nice(self._thread, 0)
+            give_way(self._thread, 0)
             self._thread.join()
             self._thread = None
 
@@ -123,15 +120,6 @@ class BackgroundSave:
             self._failed(RunError(where, f"{error.filename}: {error.strerror}."))
         except BaseException as error:  # or the rank would train on without it
             self._failed(error)
-
-
-def _set_nice(thread: threading.Thread, nice: int) -> None:
-    """Set how far a thread gives way to others.  Lower than before needs a right (CAP_SYS_NICE):
-    without it the thread waits for a core that other programs have.
-    """
-    if sys.platform == "linux" and thread.is_alive():  # there a thread has a priority of its own
-        with suppress(PermissionError, ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, cast("int", thread.native_id), nice)
 
 
 class RankSaves:

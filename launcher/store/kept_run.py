@@ -17,6 +17,7 @@ from uuid import uuid4
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError, refuse_as
 from flowrun.engine.ir.files import PARTIAL
 from flowrun.engine.runtime.process.call_stack import in_one_chunk
+from flowrun.engine.runtime.process.give_way import give_way
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.schema import STORE
 from flowrun.launcher.store.checkpoint import ABOUT, FOLDER, Checkpoint, find_all
@@ -51,6 +52,7 @@ class KeptRun:
         self._put: dict[str, tuple[int, int]] = {}  # file -> size and time when it was put
         self._begun: tuple[int, str] | None = None  # the checkpoint that is half there
         self._writer = ""
+        self._is_new = False
         self._wanted, self._ends = threading.Event(), False
         self._slots = threading.Semaphore(AT_ONCE)  # of files that move
         self._thread: threading.Thread | None = None
@@ -67,6 +69,7 @@ class KeptRun:
         if not self._writer and not follows:  # else hosts have agreed where they begin
             self.check_newest(find_all(self.folder))
         store, self._writer, self._put = self.store, f"{epoch} {door} {self._name}", {}
+        self._is_new = True  # the store may have files of an end before, that the folder lacks
         with store.refusing(STORE):
             store.write(_WRITER, self._writer.encode())
             there = whole_checkpoints(store.find())
@@ -129,6 +132,8 @@ class KeptRun:
         if self._thread is None:
             return
         self._ends = True
+        give_way(self._thread, 0)
+        self.store.give_way(0)
         self._wanted.set()
         self._thread.join(_NOTE_S)
         if self._thread.is_alive():
@@ -147,6 +152,8 @@ class KeptRun:
     # ---- the thread -----------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        give_way(threading.current_thread())
+        self.store.give_way()
         ends = False
         while not ends:
             self._wanted.wait(_AGAIN_S if self._failure else None)
@@ -169,36 +176,42 @@ class KeptRun:
         self._check_writer()
         files = self._files()
         gone = {name for name in self._put if not _FILE.fullmatch(name)} - files
-        self.store.remove(gone | {REPORT, ENDED} - files)  # they may be of an end before
+        self.store.remove(gone | ({REPORT, ENDED} - files if self._is_new else set()))
+        self._is_new = False
         self._put = {name: self._put[name] for name in self._put.keys() - gone}
-        for kept in reversed(find_all(self.folder)):
-            self._put_checkpoint(kept)
+        put = [self._put_checkpoint(kept) for kept in reversed(find_all(self.folder))]
         files = self._files()
-        self._send(files - {REPORT})
+        if not any(put):  # else they came with a checkpoint
+            self._send(files - {REPORT})
         here = find_all(self.folder)
         steps = {kept.step for kept in here}
-        there = whole_checkpoints(self.store.find()).keys()
-        if {kept.step for kept in here if kept.has_files()} <= there:  # else one is new since
+        there = self.store.find()
+        missing = {kept.step for kept in here if kept.has_files()} - whole_checkpoints(there).keys()
+        if not missing:  # else one is new since
             self._send(files & {REPORT})  # it says that all is there
             if steps:
-                self._remove(lambda step: step not in steps)
+                self._remove(lambda step: step not in steps, there)
 
-    def _put_checkpoint(self, new: Checkpoint) -> None:
+    def _put_checkpoint(self, new: Checkpoint) -> bool:
+        """Return whether it was not there."""
         about = name_in(new.step, ABOUT)
         try:
             if not new.has_files() or self._stamps([about])[about] == self._put.get(about):
-                return  # it is there, and of one that was fetched tensors may be there alone
+                return False  # it is there, and of one that was fetched tensors may be there alone
             self.putting = new.step
             if self._begun != (new.step, new.text()):
-                self._remove(lambda step: step == new.step)  # of a run that was gone back on
+                there = self.store.find()
+                self._remove(lambda step: step == new.step, there)  # of a run that was gone back on
                 self._begun = new.step, new.text()
             self._send(name_in(new.step, file) for file in new.about().files)
             self._send(self._files() - {REPORT})
             self._check_writer()
             self._send([about])
+            return True
         except (StoreError, FileNotFoundError):
             if new.folder.is_dir():  # else the run has just removed it
                 raise
+            return False
 
     def _check_writer(self) -> None:
         if self.store.read(_WRITER) != self._writer:
@@ -229,12 +242,13 @@ class KeptRun:
         about = {name: (self.folder / name).stat() for name in names}
         return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in about.items()}
 
-    def _remove(self, goes: Callable[[int], bool]) -> None:
+    def _remove(self, goes: Callable[[int], bool], there: Iterable[str]) -> None:
         """Remove checkpoints of some steps, and halves of them; checkpoint.json first."""
-        found = ((name, _FILE.fullmatch(name)) for name in self.store.find())
-        names = [name for name, match in found if match and goes(int(match[1]))]
-        self.store.remove(name for name in names if name.endswith(ABOUT))
-        self.store.remove(names)
+        found = ((name, _FILE.fullmatch(name)) for name in there)
+        names = {name for name, match in found if match and goes(int(match[1]))}
+        abouts = {name for name in names if name.endswith(ABOUT)}
+        self.store.remove(abouts)
+        self.store.remove(names - abouts)
 
 
 def open_store(url: str, folder: Path, resumed: bool, joins: bool = False) -> KeptRun | None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 import time
+from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from flowrun.engine.errors import FlowrunError, RecipeError, RunError, refuse_as
 from flowrun.engine.ir.files import PARTIAL, drop_partial, replacing_files
+from flowrun.engine.runtime.process.give_way import NICE, give_way
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -89,6 +92,11 @@ class ObjectStore:
                 "Write the URL of a bucket that exists, and give the driver credentials for it:"
                 f" {driver} says how.",
             ) from error
+
+    def give_way(self, nice: int = NICE) -> None:
+        """Set how far the driver's own thread gives way to others, if it has one (give_way.py)."""
+        if isinstance(loop := getattr(self.driver, "loop", None), AbstractEventLoop):
+            loop.call_soon_threadsafe(lambda: give_way(threading.current_thread(), nice))
 
     @property
     def name(self) -> str:

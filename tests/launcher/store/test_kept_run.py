@@ -1,5 +1,7 @@
 import itertools
+import os
 import shutil
+import sys
 import threading
 import zlib
 from pathlib import Path
@@ -391,3 +393,29 @@ def test_the_store_always_has_a_whole_checkpoint_and_a_report_comes_after_all(
     kept.put_all()
     assert whole_checkpoints(names(url)).keys() == {3}
     assert "report.json" in names(url)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there a thread has a priority of its own")
+def test_what_moves_files_gives_way_to_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of the store, those that it starts, and the one in which the driver runs."""
+    put, asked, nice = ObjectStore.put, threading.Event(), set[int]()
+
+    def watch(self: ObjectStore, name: str, file: Path) -> None:
+        put(self, name, file)
+        drivers = [each for each in threading.enumerate() if each.name == "fsspecIO"]
+        for thread in (threading.current_thread(), *drivers):
+            nice.add(os.getpriority(os.PRIO_PROCESS, thread.native_id or 0))
+        asked.set()
+
+    monkeypatch.setattr(ObjectStore, "put", watch)
+    with s3_server() as port:
+        for name, value in access(port).items():
+            monkeypatch.setenv(name, value)
+        kept = keep("s3://bucket/nice", tmp_path / "run", False)
+        save(tmp_path / "run", 1)
+        kept.look()
+        asked.wait()
+        assert nice == {15}
+        kept.end(str)
