@@ -167,6 +167,7 @@ def test_a_job_that_is_put_back_into_the_queue_goes_on(place: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.thorough
 def test_a_job_of_two_hosts_by_the_local_executor(place: Path) -> None:
     small = ["recipe=small", "placement.axes.tensor=2"]
     said = assert_trains_as_a_plain_run(place, small, "launch.nnodes=2")

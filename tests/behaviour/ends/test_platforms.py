@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from flowrun.launcher.commands.start.manifest import write_manifest
+from support.checks.thorough import few
 from support.runs.command import FLOWRUN, Command, Ended, free_port, losses, run_folder, workplace
 from support.runs.linked_hosts import LinkedHosts, find_obstacle
 from support.runs.slurm import Slurm, find_lack
@@ -94,6 +95,7 @@ def test_torchrun_starts_two_hosts(place: Path, one: list[float]) -> None:
     check_hosts(place, [command.end() for command in torchrun(place, *RUN)], one)
 
 
+@pytest.mark.thorough
 def test_torchrun_starts_two_processes_of_a_host_and_one_run(place: Path, one: list[float]) -> None:
     ended = Command(place, *RUN, by=(*TORCHRUN, "--nproc_per_node=2")).end()
     check_processes(place, ended, "torchrun", one)
@@ -133,7 +135,7 @@ def test_mpirun_starts_two_hosts(place: Path, one: list[float]) -> None:
 
 
 @needs_mpi
-@pytest.mark.parametrize("nnodes", [None, 2])
+@pytest.mark.parametrize("nnodes", few([None, 2], often=[None]))
 def test_mpirun_starts_two_processes_of_a_host(
     place: Path, nnodes: int | None, one: list[float]
 ) -> None:
@@ -158,6 +160,7 @@ def test_a_host_of_mpirun_that_is_killed_ends_the_job(place: Path) -> None:
 
 
 @needs_mpi
+@pytest.mark.thorough
 def test_mpirun_passes_on_that_the_run_was_asked_to_end(place: Path) -> None:
     command = mpirun(place, *ENDLESS)
     command.until("step 0/")
@@ -184,6 +187,7 @@ def test_srun_starts_two_hosts(slurm: Slurm, place: Path, one: list[float]) -> N
     assert re.fullmatch(r"\d+\.0_small", the_run(place).name)
 
 
+@pytest.mark.thorough
 def test_srun_starts_two_processes_of_a_host(slurm: Slurm, place: Path, one: list[float]) -> None:
     ended = Command(place, *RUN, by=slurm.srun("-N1", "-n2")).end()
     check_processes(place, ended, "Slurm", one)
@@ -269,7 +273,7 @@ def networks() -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
     linked.close()
 
 
-@pytest.mark.parametrize("name", ["Kubeflow", "JobSet", "SkyPilot"])
+@pytest.mark.parametrize("name", few(["Kubeflow", "JobSet", "SkyPilot"], often=["JobSet"]))
 def test_variables_of_a_platform_make_two_hosts(
     place: Path, name: str, one: list[float], networks: tuple[tuple[str, str], tuple[str, str]]
 ) -> None:

@@ -182,6 +182,7 @@ def test_hosts_leave_and_join_and_the_losses_are_those_of_one_process(place: Pat
     assert losses(place / "out") == pytest.approx(losses(place / "whole"), rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_another_run_into_the_folder_of_two_hosts_is_refused(place: Path) -> None:
     meet = ("launch.nnodes=2", f"launch.rdzv_endpoint=127.0.0.1:{free_port()}")
     endless, folder = ("recipe=small", "train.steps=1000000"), run_folder(place / "out")

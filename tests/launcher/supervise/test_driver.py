@@ -4,6 +4,7 @@ import re
 import signal
 import threading
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,8 +75,11 @@ def test_a_main_thread_that_the_disk_blocks_is_named(
 def test_a_signal_that_ends_a_run_at_once_interrupts_the_main_thread(number: int) -> None:
     desk, signals, posted = Desk(), Signals(), queue.SimpleQueue[object]()
     desk.yields_to = 2  # as while a virtual cluster trains
-    with signals.handling(), signals.posting(posted.put, desk), pytest.raises(Interrupted):
-        signal.raise_signal(number)
+    with ExitStack() as ended:
+        before = signal.signal(number, signal.SIG_DFL)  # ignored, where tests run under nohup
+        ended.callback(signal.signal, number, before)
+        with signals.handling(), signals.posting(posted.put, desk), pytest.raises(Interrupted):
+            signal.raise_signal(number)
     assert posted.get(timeout=60) == Asked(signal.Signals(number).name, again=True)
 
 
