@@ -71,10 +71,10 @@ BUDGETS = {
     "tests/hangs": 365,
     "tests/launcher": 19_623,
     "tests/models": 797,
-    "tests/support": 9_776,
+    "tests/support": 9_780,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_896, "tests": 59_652, "docs": 50_000}
+SUMS = {"source": 81_896, "tests": 59_656, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import selectors
 import signal
 import socket
@@ -248,10 +249,13 @@ def run_folder(folder: Path) -> str:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of loopback that nobody listens on, below those that connections are given: else one
+    of another process may have it by the time that it is used.
+    """
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", random.SystemRandom().randrange(20_000, 32_000)))
+            return int(probe.getsockname()[1])
 
 
 def losses(folder: Path) -> list[float]:
