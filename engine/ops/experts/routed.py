@@ -249,7 +249,7 @@ def note_idle_room(ops: Iterable[Op]) -> tuple[str, ...]:
     """Return a note of the modules with room whose tokens do not travel; else nothing."""
     idle = [op for op in ops if ROOM in dict(op.kwargs) and not _routing_axes(op)]
     modules = ", ".join(dict.fromkeys(op.module for op in idle))
-    why = "no axis divides both its tokens and its experts evenly"
+    why = "no axis of this layout divides both its tokens and its experts"
     return (f"{KEY} has no effect on {modules}: {why}",) if idle else ()
 
 
