@@ -63,18 +63,18 @@ BUDGETS = {
     "models": 1_853,
     "testing": 115,
     "tests": 1_158,
-    "tests/behaviour": 9_936,
+    "tests/behaviour": 9_947,
     "tests/chaos": 1_056,
     "tests/engine": 15_551,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
-    "tests/launcher": 19_623,
+    "tests/launcher": 19_635,
     "tests/models": 797,
-    "tests/support": 9_780,
+    "tests/support": 9_748,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_896, "tests": 59_656, "docs": 50_000}
+SUMS = {"source": 81_896, "tests": 59_647, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}

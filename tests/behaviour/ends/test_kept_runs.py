@@ -101,6 +101,7 @@ def test_a_run_that_is_killed_while_it_is_put_continues_from_the_store(
     assert all(torch.equal(exported[name], expected[name]) for name in expected)
 
 
+@pytest.mark.thorough
 def test_a_restart_forks_beside_what_is_put(place: Path, proxy: FaultyProxy) -> None:
     proxy.every = 10
     ended = Command(

@@ -72,6 +72,7 @@ def test_a_host_that_comes_again_changes_no_bit(place: Path, who: int, tmp_path:
     assert (tmp_path / WEIGHTS).read_bytes() == (place / "whole" / WEIGHTS).read_bytes()
 
 
+@pytest.mark.thorough
 def test_hosts_that_are_left_go_on_in_another_layout(place: Path, tmp_path: Path) -> None:
     _, both = begin(place, tmp_path, "1:2")
     assert both[1].signal(signal.SIGKILL).status == -signal.SIGKILL

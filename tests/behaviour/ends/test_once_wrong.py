@@ -43,6 +43,7 @@ def recipe(tmp_path: Path) -> str:
     return f"recipe={tmp_path / 'r.yaml'}"
 
 
+@pytest.mark.thorough
 def test_a_sharded_bias_that_becomes_partial_is_gathered_once_a_step(recipe: str) -> None:
     rows = verify(load([recipe])).rows
     assert [row.verdict for row in rows] == ["same"] * len(rows)

@@ -129,6 +129,7 @@ def mpirun(place: Path, *words: str, by: tuple[str, ...] = ()) -> Command:
     return Command(place, *words, by=(*MPIRUN, *hosts, *agent, *by), variables=AS_ROOT)
 
 
+@pytest.mark.thorough
 @needs_mpi
 def test_mpirun_starts_two_hosts(place: Path, one: list[float]) -> None:
     check_hosts(place, [mpirun(place, *RUN).end()], one)
@@ -215,6 +216,7 @@ def test_hosts_of_slurm_that_are_left_go_on(slurm: Slurm, place: Path) -> None:
     assert "1 host from step" in ended.out
 
 
+@pytest.mark.thorough
 def test_scancel_saves_and_ends_all_with_75(slurm: Slurm, place: Path) -> None:
     command = Command(place, *ENDLESS, by=slurm.srun("-N2"))
     command.until("step 0/")
@@ -288,6 +290,7 @@ def test_variables_of_a_platform_make_two_hosts(
     assert f"note: {name} started 2 hosts" in (the_run(place) / "plan.txt").read_text()
 
 
+@pytest.mark.thorough
 def test_processes_of_a_host_end_with_the_status_of_the_first(place: Path) -> None:
     task = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NODEID": "0"}
     task |= {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "2"}

@@ -31,6 +31,7 @@ def test_processes_train_like_the_virtual_cluster(place: Path) -> None:
     assert gloo == pytest.approx(virtual, rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_each_job_of_a_sweep_has_processes_of_its_own(place: Path) -> None:
     swept = ("train.steps=1,2", f"hydra.sweep.dir={place / 'sweep'}")
     ended = Command(place, "-m", "recipe=small", *swept).end()

@@ -72,6 +72,7 @@ def _by_number(*names: str) -> str:
     return str([(op.target, [numbers[n] for n in op.inputs]) for op in graph.ops])
 
 
+@pytest.mark.thorough
 def test_what_is_captured_does_not_depend_on_names() -> None:
     names = (*WORDS.split(), *SIGNS.split(), "a b")
     assert _by_number(*names) == _by_number(*(f"n{k:03}" for k in range(len(names))))

@@ -35,6 +35,7 @@ def test_products_of_attention_keep_samples_and_heads_apart() -> None:
     assert "aten.bmm.default" not in targets
 
 
+@pytest.mark.thorough
 def test_a_run_with_attention_in_products_has_the_same_losses(tmp_path: Path) -> None:
     small = "recipe=gpt_tp model.depth=2 data.length=32 data.max_bytes=100000 launch=virtual"
     keys = "train.steps=3 train.save=false eval.batches=0 engine.cache=false"

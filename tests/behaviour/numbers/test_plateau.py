@@ -92,6 +92,7 @@ def test_all_processes_know_what_one_of_them_has_evaluated(tmp_path: Path) -> No
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.thorough
 def test_verify_leaves_the_schedule_out_and_says_so() -> None:
     keys = [*RECIPE, "train.steps=1", "+optim.schedule={name: ReduceLROnPlateau}"]
     found = verify(load([*keys, "placement.axes={data: 1}", "sbp={}"]))

@@ -56,6 +56,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[tuple[str, int]]]:
     return found
 
 
+@pytest.mark.thorough
 def test_resumed_in_another_layout_the_samples_are_those_of_never_stopping(
     tmp_path: Path, seen: dict[int, set[tuple[str, int]]]
 ) -> None:

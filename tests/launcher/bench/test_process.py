@@ -73,6 +73,7 @@ def test_the_reason_is_what_names_the_error(
     assert _reason(log, status) == f"{reason} ({log})"
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_why_a_run_failed_is_its_own_words(tmp_path: Path) -> None:
     sample = execute(peer("single", "optim.clip_norm=1.0"), tmp_path, timeout_s=60)
@@ -107,6 +108,7 @@ def test_a_bench_from_the_command_line(tiny: tuple[str, ...], tmp_path: Path) ->
     assert (tmp_path / "out" / "bench.svg").is_file()
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_copies_train_at_once_and_count_together(tmp_path: Path) -> None:
     """A step is the mean of both, the work is theirs together."""

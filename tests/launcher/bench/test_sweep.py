@@ -27,6 +27,7 @@ def test_the_modest_set_has_every_grid_and_no_more_stages_than_micro_batches() -
     assert {each.zero for each in found} == {0, 2}
 
 
+@pytest.mark.thorough
 def test_the_pick_runs_beside_all_others_of_its_ranks() -> None:
     words = ("suite.rows=[mlp]", "suite.experiments.mlp={recipe: mlp_hybrid}")
     sweep = suite_of(*words, "suite.sweep.ranks=[2]", "suite.sweep.micro_batches=[1]")

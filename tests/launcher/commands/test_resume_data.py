@@ -53,6 +53,7 @@ def test_another_tokenizer_is_refused_by_name(trained: Path) -> None:
     assert caught.value.where == "data.tokenizer"
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_that_knows_no_digest_goes_on(trained: Path) -> None:
     file = checkpoint_of(trained).folder / ABOUT
     about = About.from_json(file.read_text())

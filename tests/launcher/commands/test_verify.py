@@ -136,6 +136,7 @@ def test_another_training_differs(name: str) -> None:
     assert verdicts(found) == ["DIFFERS"] * 3
 
 
+@pytest.mark.thorough
 def test_a_rate_that_is_one_in_ten_thousand_off_differs() -> None:
     """Without a reason, rounding is all that is allowed."""
     found = compare_layouts(recipe(), faster(1.0001))
@@ -143,6 +144,7 @@ def test_a_rate_that_is_one_in_ten_thousand_off_differs() -> None:
     assert "Allowed: losses 1e-06 relative, weights 1e-05 of" in found.caption
 
 
+@pytest.mark.thorough
 def test_a_recipe_that_amplifies_rounding_is_allowed_more_for_a_reason() -> None:
     """The gradient of a bias before batch norm is rounding alone, which Adam divides by itself."""
     found = compare_layouts(recipe("model.normed=true", "optim.eps=1e-12"), run)

@@ -157,6 +157,7 @@ print("ok")
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "words",

@@ -114,6 +114,7 @@ auto: {placement: true, plans: 3}
 """
 
 
+@pytest.mark.thorough
 def test_equal_modules_that_lie_side_by_side_are_no_blocks(tmp_path: Path) -> None:
     (tmp_path / "side_by_side.py").write_text(SIDE_BY_SIDE)
     (tmp_path / "side_by_side_loss.py").write_text(

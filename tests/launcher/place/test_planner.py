@@ -83,6 +83,7 @@ def test_recomputation_that_stays_stays_whole() -> None:
         assert planner.recipe_of(candidate).recompute.keep == ("matmul",)
 
 
+@pytest.mark.thorough
 def test_what_candidates_share_is_what_each_would_have_alone() -> None:
     """Stages, layouts and boxed graphs, whatever was asked for before."""
     planner = Planner.of(load(SMALL))

@@ -33,6 +33,7 @@ def grid(data: int, tensor: int, stages: int, micro_batches: int) -> Branch:
     return Branch((("data", data), ("tensor", tensor)), stages, micro_batches)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "candidate",
     [

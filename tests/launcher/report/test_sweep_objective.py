@@ -69,6 +69,7 @@ def test_an_objective_that_is_no_result_is_refused() -> None:
         load([recipe, "sweep.objective=validation.loss", "eval.batches=0"])
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # optuna's
 def test_optuna_minimises_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import yaml  # type: ignore[import-untyped]
