@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import yaml  # type: ignore[import-untyped]
 
@@ -24,28 +23,86 @@ from flowrun.launcher.recipe.schema import Slurm
 from flowrun.launcher.terminal.exit_status import PREEMPTED
 
 _MARGIN_S = 10
-Tree = dict[str, object]
+# a pod that ends with anything but 75 fails the job, and so the set; else all begin again
+_SET = """
+coordinator: $coordinator
+failurePolicy:
+  maxRestarts: 0
+  rules:
+  - name: again
+    action: RestartJobSetAndIgnoreMaxRestarts
+    onJobFailureReasons: [BackoffLimitExceeded]
+replicatedJobs:
+- name: node
+  template:
+    metadata: $labels
+    spec:
+      parallelism: $hosts
+      completions: $hosts
+      completionMode: Indexed
+      backoffLimit: 0
+      podFailurePolicy:
+        rules:
+        - {action: Count, onPodConditions: [{type: DisruptionTarget, status: 'True'}]}
+        - {action: FailJob, onExitCodes: {operator: NotIn, values: [$again]}}
+      template:
+        spec:
+          restartPolicy: Never
+          terminationGracePeriodSeconds: $grace_s
+          containers:
+          - name: node
+            image: $image
+            command: $command
+            env: $variables
+            resources: {limits: $limits}
+            volumeMounts: [{name: runs, mountPath: $path}]
+          volumes: [{name: runs, persistentVolumeClaim: {claimName: $volume}}]
+"""
+_JOBSET = """
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata: {name: $name}
+spec: $set
+"""
+# with a runtime of its own, as a TrainJob has no rules for statuses
+_TRAINJOB = """
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainingRuntime
+metadata: {name: $name}
+spec:
+  mlPolicy: {numNodes: $hosts, torch: {}}
+  template: {spec: $set}
+---
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: $name}
+spec: {runtimeRef: {kind: TrainingRuntime, name: $name}}
+"""
+_TASK = """
+name: $name
+num_nodes: $hosts
+resources:
+  image_id: $docker_image
+  $device: $devices
+  job_recovery: {max_restarts_on_errors: 0, recover_on_exit_codes: [$again]}
+volumes: {$path: $volume}
+run: $line
+"""
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """A file asks for this.
-
-    name: of the recipe, as DNS allows it.  command: of each host.  gpu, gpus, cpus: of a host.
-    volume, path: a disk that all hosts see, and where.  grace_s: before a kill.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    hosts: int
-    gpu: str
-    gpus: int
-    cpus: int
-    image: str
-    volume: str
-    path: str
-    grace_s: int
-    slurm: Slurm
+# what one of both has in its set, and the other has not
+_OWN = {
+    "kubernetes": """
+coordinator: {replicatedJob: node}
+variables:
+- {name: NNODES, value: $count}
+- name: MASTER_ADDR
+  valueFrom: {fieldRef: {fieldPath: "metadata.labels['jobset.sigs.k8s.io/coordinator']"}}
+""",
+    "kubeflow": "labels: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: trainer}}",
+}
+# a script of sbatch is made of flags
+MANIFESTS = {"kubernetes": _JOBSET, "kubeflow": _TRAINJOB, "skypilot": _TASK, "slurm": ""}
 
 
 def write_manifest(
@@ -70,22 +127,49 @@ def write_manifest(
         )
     recipe = _recipe_of(words, hosts)
     launch, ranks, name = recipe.launch, recipe.num_ranks // hosts, _short_name(recipe.name)
-    chosen = platform == "slurm" or any(text.startswith("hydra.run.dir=") for text in words)
-    folder = () if chosen else (f"hydra.run.dir={path}/{name}",)
-    wanted = Wanted(
-        name=name,
-        command=("flowrun", *words, "train.resume=auto", *folder),
-        hosts=hosts,
-        gpu=gpu,
-        gpus=ranks if launch.device == "cuda" else 0,
-        cpus=ranks * (launch.threads + launch.data_workers),
-        image=image,
-        volume=disk,
-        path=path,
-        grace_s=math.ceil(launch.grace_s) + _MARGIN_S,
-        slurm=launch.slurm,
-    )
-    return MANIFESTS[platform](wanted)
+    gpus, cpus = ranks * (launch.device == "cuda"), ranks * (launch.threads + launch.data_workers)
+    command = ["flowrun", *words, "train.resume=auto"]
+    chosen = any(text.startswith("hydra.run.dir=") for text in words)
+    if platform != "slurm" and not chosen:
+        command.append(f"hydra.run.dir={path}/{name}")
+    values: dict[str, object] = {
+        "name": name,
+        "hosts": hosts,
+        "count": str(hosts),
+        "grace_s": math.ceil(launch.grace_s) + _MARGIN_S,
+        "again": PREEMPTED,
+        "command": command,
+        "line": shlex.join(command),
+        "image": image,
+        "docker_image": f"docker:{image}",
+        "volume": disk,
+        "path": path,
+        "cpus": cpus,
+        "gpus": gpus,
+        "limits": {"nvidia.com/gpu": gpus} if gpus else {"cpu": cpus},
+        "device": "accelerators" if gpus else "cpus",
+        "devices": f"{gpu}:{gpus}" if gpus else f"{cpus}+",
+    }
+    if platform == "slurm":
+        folder = "" if chosen else f' "hydra.run.dir=outputs/slurm/${{SLURM_JOB_ID}}_{name}"'
+        return _script(values, launch.slurm, shlex.join(command) + folder)
+    own = yaml.safe_load(_OWN.get(platform, "{}"))
+    values |= {key: _fill(part, values) for key, part in own.items()}
+    values["set"] = _fill(yaml.safe_load(_SET), values)
+    documents = _fill([*yaml.safe_load_all(MANIFESTS[platform])], values)
+    return str(yaml.safe_dump_all(documents, sort_keys=False, width=1000))
+
+
+def _fill(part: object, values: Mapping[str, object]) -> object:
+    """Return a part of a template with values in place of $NAMES; a key without one is left out."""
+    if isinstance(part, list):
+        return [_fill(each, values) for each in part]
+    if isinstance(part, dict):
+        filled = {_fill(key, values): _fill(value, values) for key, value in part.items()}
+        return {key: value for key, value in filled.items() if value is not None}
+    if isinstance(part, str) and part.startswith("$"):
+        return values.get(part[1:])
+    return part
 
 
 def _recipe_of(words: Sequence[str], hosts: int) -> Recipe:
@@ -114,110 +198,30 @@ def _short_name(name: str) -> str:
     return short if short[:1].isalpha() else f"run-{short}"[:26].strip("-")
 
 
-def _jobset(wanted: Wanted) -> str:
-    address = {"fieldRef": {"fieldPath": "metadata.labels['jobset.sigs.k8s.io/coordinator']"}}
-    hosts = {"name": "NNODES", "value": str(wanted.hosts)}
-    variables = [hosts, {"name": "MASTER_ADDR", "valueFrom": address}]
-    spec = {"coordinator": {"replicatedJob": "node"}, **_set_of(wanted, {"env": variables}, {})}
-    return _yaml(_object("jobset.x-k8s.io/v1alpha2", "JobSet", wanted.name, spec))
-
-
-def _trainjob(wanted: Wanted) -> str:
-    """Return a runtime of its own, as a TrainJob has no rules for statuses, and the job."""
-    labels: Tree = {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}
-    runtime = {
-        "mlPolicy": {"numNodes": wanted.hosts, "torch": {}},
-        "template": {"spec": _set_of(wanted, {}, {"metadata": labels})},
-    }
-    job: Tree = {"runtimeRef": {"kind": "TrainingRuntime", "name": wanted.name}}
-    api = "trainer.kubeflow.org/v1alpha1"
-    own = _object(api, "TrainingRuntime", wanted.name, runtime)
-    return _yaml(own, _object(api, "TrainJob", wanted.name, job))
-
-
-def _set_of(wanted: Wanted, variables: Tree, metadata: Tree) -> Tree:
-    """A pod that ends with anything but 75 fails the job, and so the set; else all begin again."""
-    limits: Tree = {"nvidia.com/gpu": wanted.gpus} if wanted.gpus else {"cpu": wanted.cpus}
-    pod = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": wanted.grace_s,
-        "containers": [
-            {
-                "name": "node",
-                "image": wanted.image,
-                "command": [*wanted.command],
-                **variables,
-                "resources": {"limits": limits},
-                "volumeMounts": [{"name": "runs", "mountPath": wanted.path}],
-            }
-        ],
-        "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": wanted.volume}}],
-    }
-    lost = {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    failed = {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [PREEMPTED]}}
-    job = {
-        "parallelism": wanted.hosts,
-        "completions": wanted.hosts,
-        "completionMode": "Indexed",
-        "backoffLimit": 0,
-        "podFailurePolicy": {"rules": [lost, failed]},
-        "template": {"spec": pod},
-    }
-    again = {
-        "name": "again",
-        "action": "RestartJobSetAndIgnoreMaxRestarts",
-        "onJobFailureReasons": ["BackoffLimitExceeded"],
-    }
-    return {
-        "failurePolicy": {"maxRestarts": 0, "rules": [again]},
-        "replicatedJobs": [{"name": "node", "template": {**metadata, "spec": job}}],
-    }
-
-
-def _task(wanted: Wanted) -> str:
-    cores: Tree = {"cpus": f"{wanted.cpus}+"}
-    task = {
-        "name": wanted.name,
-        "num_nodes": wanted.hosts,
-        "resources": {
-            "image_id": f"docker:{wanted.image}",
-            **({"accelerators": f"{wanted.gpu}:{wanted.gpus}"} if wanted.gpus else cores),
-            "job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": [PREEMPTED]},
-        },
-        "volumes": {wanted.path: wanted.volume},
-        "run": shlex.join(wanted.command),
-    }
-    return _yaml(task)
-
-
-def _script(wanted: Wanted) -> str:
+def _script(values: Mapping[str, object], slurm: Slurm, command: str) -> str:
     """A job that is put back into the queue keeps its number, and with it the folder."""
-    slurm, memory = wanted.slurm, wanted.slurm.mem_gb
     flags = {
-        "job-name": wanted.name,
-        "nodes": wanted.hosts,
+        "job-name": values["name"],
+        "nodes": values["hosts"],
         "ntasks-per-node": 1,
-        "cpus-per-task": slurm.cpus_per_node or wanted.cpus,
-        "gpus-per-node": slurm.gpus_per_node or wanted.gpus,
-        "mem": memory and f"{math.ceil(memory * 1024)}M",
+        "cpus-per-task": slurm.cpus_per_node or values["cpus"],
+        "gpus-per-node": slurm.gpus_per_node or values["gpus"],
+        "mem": slurm.mem_gb and f"{math.ceil(slurm.mem_gb * 1024)}M",
         "partition": slurm.partition,
         "account": slurm.account,
         "qos": slurm.qos,
         "time": slurm.minutes,
-        "signal": f"TERM@{wanted.grace_s}",
+        "signal": f"TERM@{values['grace_s']}",
         "open-mode": "append",
         **{
             key.replace("_", "-"): value if isinstance(value, bool) else shlex.quote(str(value))
             for key, value in slurm.extra.items()
         },
+        "requeue": True,
     }
-    command = shlex.join(wanted.command)
-    if "hydra.run.dir=" not in command:
-        command += f' "hydra.run.dir=outputs/slurm/${{SLURM_JOB_ID}}_{wanted.name}"'
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH --{key}{'' if v is True else f'={v}'}" for key, v in flags.items() if v),
-        "#SBATCH --requeue",
         *slurm.setup,
         f"srun --cpus-per-task={flags['cpus-per-task']} {command}",  # it inherits no such flag
         "status=$?",
@@ -225,19 +229,3 @@ def _script(wanted: Wanted) -> str:
         "exit $status",
     ]
     return "\n".join((*lines, ""))
-
-
-MANIFESTS: Mapping[str, Callable[[Wanted], str]] = {
-    "kubernetes": _jobset,
-    "kubeflow": _trainjob,
-    "skypilot": _task,
-    "slurm": _script,
-}
-
-
-def _object(api: str, kind: str, name: str, spec: Tree) -> Tree:
-    return {"apiVersion": api, "kind": kind, "metadata": {"name": name}, "spec": spec}
-
-
-def _yaml(*documents: Tree) -> str:
-    return str(yaml.safe_dump_all(documents, sort_keys=False, width=1000))
