@@ -148,10 +148,15 @@ def drop_partial(folder: Path) -> None:
     for left in folder.glob(f"*.{platform.node()}-*-*{PARTIAL}"):
         process = left.name.removesuffix(PARTIAL).split("-")[-2]
         if process.isdecimal() and not is_running(int(process)):
-            if left.is_dir() and not left.is_symlink():
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                left.unlink(missing_ok=True)
+            remove(left)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with all that is in it, as far as that is possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def is_running(process: int) -> bool:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
 
-from flowrun.engine.ir.files import replacing
+from flowrun.engine.ir.files import remove, replacing
 
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 
@@ -58,21 +57,22 @@ def write_own(file: Path, content: bytes) -> None:
 
 
 def drop_unused(folder: Path, pattern: str, most_bytes: int, kept: int = 0) -> None:
-    """Remove the longest unused of the folders in a folder until the rest has `most_bytes`.
+    """Remove the longest unused of what a folder has until the rest has `most_bytes`: files, or
+    folders of files.
 
     kept: this number of the newest stay, whatever they have.
     """
     total = 0
     for k, each in enumerate(sorted(folder.glob(pattern), key=_last_use, reverse=True)):
         with suppress(OSError):  # another process is at it
-            total += sum(file.stat().st_size for file in each.rglob("*"))
-        if k >= kept and total > most_bytes:
-            shutil.rmtree(each, ignore_errors=True)
+            total += sum(file.stat().st_size for file in (each, *each.rglob("*")) if file.is_file())
+            if k >= kept and total > most_bytes:
+                remove(each)
 
 
-def _last_use(folder: Path) -> float:
-    """Return when a folder was used last; 0 if another process has removed it."""
+def _last_use(path: Path) -> int:
+    """Return when a path was used last, in ns; 0 if another process has removed it."""
     try:
-        return folder.stat().st_mtime
+        return path.stat().st_mtime_ns
     except OSError:
-        return 0.0
+        return 0

@@ -27,7 +27,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from flowrun.engine.errors import RecipeError, RunError
-from flowrun.engine.ir.files import PARTIAL, drop_partial, replace_text, sync
+from flowrun.engine.ir.files import PARTIAL, drop_partial, remove, replace_text, sync
 from flowrun.launcher.store.run_files import RECIPE
 from flowrun.models.lora import AdaptedWeights
 
@@ -243,9 +243,7 @@ def remove_partial(run_folder: Path) -> None:
     """Remove what ranks that have ended left half written."""
     for left in (run_folder / FOLDER).glob(f"*{PARTIAL}"):
         if _LEFT.fullmatch(left.name):
-            if left.is_symlink():
-                left.unlink()
-            shutil.rmtree(left, ignore_errors=True)
+            remove(left)
     for file in (WEIGHTS, AVERAGES):
         half = run_folder / f"{file}{PARTIAL}"
         if half.is_symlink() or half.is_file():  # a folder of this name is a user's own

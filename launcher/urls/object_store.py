@@ -26,6 +26,7 @@ from flowrun.engine.runtime.process.give_way import NICE, give_way
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
+S = TypeVar("S")
 T = TypeVar("T")
 AT_ONCE = 4  # files
 _WAITS_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)  # between two tries, by half more or less
@@ -195,7 +196,9 @@ def nothing_at(url: str, where: str) -> RecipeError:
     return RecipeError(where, f"there is no object at {url}.", "Write the URL of what is read.")
 
 
-def each(act: Callable[[str], object], names: Iterable[str]) -> None:
-    """Do the same with several files, some at once.  Raises what one raises, after the others."""
+def each(act: Callable[[S], T], files: Iterable[S]) -> list[T]:
+    """Do the same with several files, some at once; return what comes of it.  Raises what one
+    raises, after the others.
+    """
     with ThreadPool(AT_ONCE) as pool:  # of daemons: a process that is to end does not wait
-        pool.map(act, names, chunksize=1)
+        return pool.map(act, files, chunksize=1)

@@ -14,12 +14,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flowrun.engine.errors import RunError
 from flowrun.engine.ir.files import replace_bytes
+from flowrun.engine.ir.own_files import drop_unused
 from flowrun.launcher.urls.object_store import ObjectStore, is_url, nothing_at
 from flowrun.launcher.urls.url_cache import HUB, own_cache, refusing_path
 
@@ -61,9 +63,15 @@ class RangedFile:
         """Open it as a binary file, which is read some blocks ahead."""
         return io.BufferedReader(self.open_unbuffered(), _AT_ONCE // 4 * BLOCK_BYTES)
 
-    def open_unbuffered(self) -> io.RawIOBase:
+    def open_unbuffered(self) -> Any:
         """Open it as a binary file of which a read fetches no more than its blocks."""
-        return _Raw(self)
+        from fsspec.spec import AbstractBufferedFile
+
+        class Opened(AbstractBufferedFile):
+            def _fetch_range(self, start: int, end: int) -> bytes:
+                return bytes(self.fs.gather([start], min(end, self.size) - start))
+
+        return Opened(self, self.url, cache_type="none", size=self.size)
 
     def gather(self, starts: Sequence[int], length: int) -> BlockBytes:
         """Return `length` bytes from each start, (n, length).  Raises StoreError, and RunError for
@@ -113,29 +121,6 @@ class RangedFile:
         return got
 
 
-class _Raw(io.RawIOBase):
-    """A RangedFile, without a buffer."""
-
-    def __init__(self, file: RangedFile) -> None:
-        self.file, self.at = file, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self.at = (0, self.at, self.file.size)[whence] + offset
-        return self.at
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        count = max(0, min(len(buffer), self.file.size - self.at))
-        buffer[:count] = self.file.gather([self.at], count).tobytes() if count else b""
-        self.at += count
-        return count
-
-
 def is_ranged(path: str) -> bool:
     """Return True for a URL that find_ranged reads; what the hub has is in a cache of its own."""
     return is_url(path) and not path.startswith(HUB)
@@ -181,11 +166,6 @@ def _keep(blocks: Mapping[Path, bytes], folder: Path, most_bytes: int) -> None:
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         new = {f: content for f, content in blocks.items() if _map(f, len(content)) is None}
-        kept = sorted((x.stat().st_mtime_ns, x.stat().st_size, x) for x in folder.glob("*-*"))
-        over = sum(map(len, new.values())) + sum(size for _, size, _ in kept) - most_bytes
-        for _, size, file in kept:
-            if over > 0:
-                file.unlink()
-                over -= size
+        drop_unused(folder, "*-*", most_bytes - sum(map(len, new.values())))
         for file, content in new.items():
             replace_bytes(file, content)

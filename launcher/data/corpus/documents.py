@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -22,7 +21,7 @@ import numpy as np
 
 from flowrun.engine.errors import ArgumentError
 from flowrun.engine.ir import own_files
-from flowrun.engine.ir.files import drop_partial, make, making_folder
+from flowrun.engine.ir.files import drop_partial, make, making_folder, remove
 from flowrun.engine.runtime.process.own_process import run_in_child
 from flowrun.launcher.data.corpus.tokenizer import (
     digest_ids,
@@ -96,7 +95,7 @@ def keep_documents(name: str, made_of: str, tokenizer: str, make_pieces: PieceMa
     except (own_files.Unusable, OSError, ValueError) as error:
         if not isinstance(error, FileNotFoundError) or where.exists():
             notes = (f"{name} is tokenised again: what was kept is damaged ({error})",)
-            _remove(where)
+            remove(where)
         drop_partial(folder)
         own_files.drop_unused(folder, f"{_PREFIX}*", MOST_BYTES)
         notes += _make(where, name, tokenizer, make_pieces)
@@ -181,10 +180,3 @@ def _write_pieces(made: Path, pieces: Iterator[DocumentPart], dtype: str) -> lis
             if piece.last and total > starts[-1]:
                 starts.append(total)
     return starts
-
-
-def _remove(where: Path) -> None:
-    if where.is_dir() and not where.is_symlink():
-        shutil.rmtree(where)
-    else:
-        where.unlink()

@@ -46,17 +46,17 @@ class ParquetRows(StackedDataset):
         held_bytes: int = 1 << 28,
     ) -> None:
         files = RowSource(path, split, cache_bytes).files()
-        footers = _read_footers(files)
-        first = footers[files[0]].schema.to_arrow_schema()
+        footers = each(_read_footer, files)
+        first, *others = [footer.schema.to_arrow_schema() for footer in footers]
         self.fields = choose_fields(fields, first.names, path)
-        for file in files:
-            schema = footers[file].schema.to_arrow_schema()
+        for file, schema in zip(files[1:], others, strict=True):
             for name in self.fields.values():
                 if name not in schema.names or schema.field(name).type != first.field(name).type:
                     problem = f"{file} has no column {name!r} of {first.field(name).type}."
                     raise ArgumentError("path", problem, f"{files[0]} has one.")
-        self.groups = [(file, k) for file in files for k in range(footers[file].num_row_groups)]
-        counts = [footers[file].row_group(k).num_rows for file, k in self.groups]
+        every = [*zip(files, footers, strict=True)]
+        self.groups = [(file, k) for file, footer in every for k in range(footer.num_row_groups)]
+        counts = [f.row_group(k).num_rows for _, f in every for k in range(f.num_row_groups)]
         self.starts: Numbers = np.cumsum([0, *counts])
         self.held_bytes = held_bytes
         self._held: dict[int, RowGroup] = {}  # the newest last
@@ -97,24 +97,16 @@ class ParquetRows(StackedDataset):
             raise ValueError(f"{file}, row group {number}: {error}") from error
 
 
-def _read_footers(files: Iterable[DataFile]) -> dict[DataFile, FileMetaData]:
-    """Return what files hold.  Raises ArgumentError for one that is no Parquet file."""
+def _read_footer(file: DataFile) -> FileMetaData:
+    """Return what a file holds.  Raises ArgumentError for one that is no Parquet file."""
     import pyarrow
 
-    found: dict[DataFile, FileMetaData] = {}
-    known = {str(file): file for file in files}
-
-    def read(name: str) -> None:
-        file = known[name]
-        small = replace(file, block_bytes=_FOOTER_BYTES) if isinstance(file, RangedFile) else file
-        try:
-            with open_parquet(small) as opened:
-                found[file] = opened.metadata
-        except pyarrow.ArrowException as error:
-            raise ArgumentError("path", f"{file} cannot be read: {error}.") from error
-
-    each(read, known)
-    return found
+    small = replace(file, block_bytes=_FOOTER_BYTES) if isinstance(file, RangedFile) else file
+    try:
+        with open_parquet(small) as opened:
+            return opened.metadata
+    except pyarrow.ArrowException as error:
+        raise ArgumentError("path", f"{file} cannot be read: {error}.") from error
 
 
 def _values(column: ChunkedArray) -> NDArray[np.generic]:
