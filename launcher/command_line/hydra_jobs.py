@@ -188,13 +188,14 @@ def _submit(recipe: Recipe, folder: Path) -> object:
 
     submitted = submit(recipe, folder)
     typer.echo(f"submitted: {submitted}")
-    if not recipe.launch.slurm.wait or several:
+    if not submitted.waits or several:
         return submitted
     from flowrun.launcher.report.progress import Progress
 
-    report = submitted.report()
-    Progress().show_report(report, folder)
-    return report
+    outcome = submitted.outcome()
+    if not isinstance(outcome, FlowrunError):
+        Progress().show_report(outcome, folder)
+    return outcome
 
 
 @contextmanager

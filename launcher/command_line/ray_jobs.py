@@ -62,8 +62,7 @@ class RayJob:
         own = {"COLUMNS": str(output_width()), "PWD": os.getcwd()}
         self._variables = {TOKEN: secrets.token_hex(16), **os.environ, **own}
         self._groups: list[Any] = []  # Ray's placement groups of this round
-        self._began: list[Any] = []  # actors of this round whose launchers have begun
-        self._waiting = set[int]()  # hosts that have no node yet
+        self._began: dict[int, Any] = {}  # actors of this round whose launchers have begun
         self._used = set[str]()  # nodes that have a host, or had one that has ended
         self._asked = 0  # the signal that ends the run
         self._errors = b""
@@ -109,7 +108,7 @@ class RayJob:
 
     def ask(self, number: int) -> None:
         """Pass a signal on to the hosts; where none has begun, the job ends at once."""
-        for actor in self._began:
+        for actor in self._began.values():
             actor.signal.remote(number)
         if SIGNALS[number].ends:
             self._asked = self._asked or number
@@ -123,10 +122,12 @@ class RayJob:
         from ray.exceptions import RayError
         from ray.util import remove_placement_group
 
-        lost = 0
+        lost, logs = 0, f"Logs: {self._logs}"
         while True:
             status, why = None, "its node, or the process of Ray on it, has ended."
-            with refuse_as(self._refuse):
+            with refuse_as(
+                lambda e: RunError("launch=ray", f"{type(e).__name__}: {_reason(e)}", logs)
+            ):
                 try:
                     status = await self._round()
                 except RayError as error:
@@ -147,35 +148,34 @@ class RayJob:
                 return status
             lost = 0 if self._began else lost + 1
             if not self._nodes.may_change or self._asked or lost >= _MOST_LOST:
-                raise RunError("host 0", why, f"Logs: {self._logs}")
+                raise RunError("host 0", why, logs)
             self._say(f"note: host 0 is lost: {why} The hosts meet again at another one.")
             await asyncio.sleep(_LOOK_S)
-
-    def _refuse(self, error: Exception) -> RunError:
-        """Return the error of a job for what Ray or a disk raises."""
-        why = f"{type(error).__name__}: {_reason(error)}"
-        return RunError("launch=ray", why, f"Logs: {self._logs}")
 
     async def _round(self) -> int | None:
         """Run launchers on the fewest hosts, and on more as nodes come.  Return the status of the
         first; None if it is lost.
         """
-        self._groups, self._began, self._waiting = [], [], set()
-        gang = self._ask_hosts(0, self._nodes.fewest)
+        self._groups, self._began = [], {}
+        gang = self._ask_hosts(self._nodes.fewest)
         endpoint = await self._meeting_place(gang)
         hosts = [asyncio.create_task(self._host(k, each, endpoint)) for k, each in enumerate(gang)]
         try:
             while not hosts[0].done():
-                running, number = [host for host in hosts if not host.done()], len(hosts)
-                may_grow = self._nodes.may_change and not self._waiting and not self._asked
+                running = {k: host for k, host in enumerate(hosts) if not host.done()}
+                all_began = running.keys() <= self._began.keys()
+                may_grow = self._nodes.may_change and all_began and not self._asked
                 if may_grow and len(running) < self._nodes.most:
-                    (actor,) = self._ask_hosts(number, 1)
-                    hosts.append(asyncio.create_task(self._host(number, actor, endpoint)))
-                done, _ = await asyncio.wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+                    (actor,) = self._ask_hosts(1)
+                    hosts.append(asyncio.create_task(self._host(len(hosts), actor, endpoint)))
+                done, _ = await asyncio.wait(
+                    running.values(), timeout=_LOOK_S, return_when=FIRST_COMPLETED
+                )
                 for host in done:
                     host.result()  # raises where it could not start
-            for number in self._waiting:
-                hosts[number].cancel()
+            for number, host in enumerate(hosts):
+                if number not in self._began:
+                    host.cancel()
             if hosts[0].result() is not None:
                 await asyncio.wait(hosts, timeout=_PART_S)
             return hosts[0].result()
@@ -183,13 +183,12 @@ class RayJob:
             for host in hosts:
                 host.cancel()
 
-    def _ask_hosts(self, first: int, count: int) -> list[Any]:
-        """Ask for hosts on nodes of their own, numbered from `first` on; return their actors."""
+    def _ask_hosts(self, count: int) -> list[Any]:
+        """Ask for hosts on nodes of their own; return their actors."""
         import ray
         from ray.util import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        self._waiting |= {*range(first, first + count)}
         others = {"ray.io/node-id": f"!in({','.join(self._used)})"} if self._used else {}
         group = placement_group(
             [self._need] * count, "STRICT_SPREAD", bundle_label_selector=[others] * count
@@ -235,10 +234,9 @@ class RayJob:
         try:
             _, node = await actor.place.remote()
             self._used.add(node)
-            self._waiting.discard(number)
             words = self._words(number, endpoint)
             await actor.start.remote(self._recipe, words, self._variables)
-            self._began.append(actor)
+            self._began[number] = actor
             if number == 0:
                 self._say(f"host 0 begins at {endpoint}; logs in {self._logs}")
             await asyncio.gather(*(self._copy(actor, number, k) for k in (STDOUT, STDERR)))
@@ -255,8 +253,6 @@ class RayJob:
         except asyncio.CancelledError:
             self._used.discard(node)  # the next round may have it
             raise
-        finally:
-            self._waiting.discard(number)
 
     def _words(self, number: int, endpoint: str) -> list[str]:
         """Return the command of a host."""

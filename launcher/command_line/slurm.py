@@ -96,18 +96,11 @@ class Submitted:
     def outcome(self) -> Report | FlowrunError:
         """Wait for its end: its report, or why there is none."""
         try:
-            return self.report()
-        except FlowrunError as error:
-            return error
-
-    def report(self) -> Report:
-        """Wait for its end.  Raises RunError if it failed."""
-        try:
             self.job.results()
         except (RuntimeError, OSError, EOFError, UnpicklingError, SubprocessError) as error:
             said = [line.strip() for line in str(error).splitlines() if line.strip()]
             log = f"The log of its first host: {self.job.paths.stderr}"
-            raise RunError(f"job {self.job.job_id}", " ".join(said[-1:]), log) from error
+            return RunError(f"job {self.job.job_id}", " ".join(said[-1:]), log)
         return Report.from_json((self.folder / REPORT).read_text())
 
 
@@ -144,23 +137,17 @@ def _executor(recipe: Recipe, folder: Path) -> Any:
         ) from error
     launch, wanted = recipe.launch, recipe.launch.slurm
     ranks = ranks_of_a_host(recipe.num_ranks, launch)
-    gpus = wanted.gpus_per_node or (ranks if launch.device == "cuda" else None)
-    shared: dict[str, Any] = {
-        "name": f"flowrun-{recipe.name}",
-        "timeout_min": wanted.minutes,
-        "gpus_per_node": gpus,
-        "cpus_per_task": wanted.cpus_per_node or ranks * (launch.threads + launch.data_workers),
-        "mem_gb": wanted.mem_gb,
-    }
-    if wanted.cluster == "local":  # its hosts are tasks of this one
-        executor = submitit.AutoExecutor(folder, cluster="local")
-        executor.update_parameters(**shared, nodes=1, tasks_per_node=launch.num_hosts)
-        return executor
-    executor = submitit.AutoExecutor(folder, cluster="slurm")
+    executor = submitit.AutoExecutor(folder, wanted.cluster)
     executor.update_parameters(
-        **shared,
+        name=f"flowrun-{recipe.name}",
+        timeout_min=wanted.minutes,
+        gpus_per_node=wanted.gpus_per_node or (ranks if launch.device == "cuda" else None),
+        cpus_per_task=wanted.cpus_per_node or ranks * (launch.threads + launch.data_workers),
+        mem_gb=wanted.mem_gb,
         nodes=launch.num_hosts,
         tasks_per_node=1,
+        local_nodes=1,  # whose hosts are tasks of this one
+        local_tasks_per_node=launch.num_hosts,
         slurm_partition=wanted.partition,
         slurm_account=wanted.account,
         slurm_qos=wanted.qos,
