@@ -35,7 +35,7 @@ BUDGETS = {
     "engine/hardware": 571,
     "engine/ir": 1_857,
     "engine/lowering": 1_394,
-    "engine/ops": 7_310,
+    "engine/ops": 7_284,
     "engine/passes": 8_567,
     "engine/rehearsal": 1_196,
     "engine/runtime": 8_458,
@@ -65,7 +65,7 @@ BUDGETS = {
     "tests": 1_158,
     "tests/behaviour": 9_947,
     "tests/chaos": 1_056,
-    "tests/engine": 15_551,
+    "tests/engine": 15_549,
     "tests/fuzz": 993,
     "tests/gpu": 286,
     "tests/hangs": 365,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_748,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_835, "tests": 59_647, "docs": 50_000}
+SUMS = {"source": 81_809, "tests": 59_645, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}

@@ -43,8 +43,8 @@ def run_layers(
     last = []
     for k in range(num_layers):
         before = [h[k * ways : (k + 1) * ways] for h in states] if num_layers > 1 else states
-        weights = list(params[k * each : (k + 1) * each])
-        x, *after, _ = torch.ops.flowrun.recurrent_layer(x, before, weights, *how)
+        weights = params[k * each : (k + 1) * each]
+        x, *after, _ = torch.ops.flowrun.recurrent_layer([x, *before, *weights], *how)
         last.append(after)
         if k < num_layers - 1:
             x = F.dropout(x, dropout, train)

@@ -1,12 +1,12 @@
 """Recurrent layers: one layer of nn.LSTM, GRU or RNN over whole sequences is one op of torch.
 
-    flowrun.recurrent_layer(x (T, samples, in), states, weights, kind, both_ways, train, autocast)
+    flowrun.recurrent_layer(read, kind, both_ways, train, autocast)
         -> [out (T, samples, ways x h), a last state for each state, kept]
-    flowrun.recurrent_layer_backward(gradients of these but kept, x, states, weights, kept, …)
-        -> gradients of x, states and weights
+    flowrun.recurrent_layer_backward(gradients of these but kept, read, kept, …)
+        -> gradients of all that is read
 
-states: h (ways, samples, h), of an LSTM also c.  weights: in torch's order, of each way in turn.
-Dropout between layers is an op of its own.
+read: x (T, samples, in), the states h (ways, samples, h) and, of an LSTM, c, and the weights in
+torch's order, of each way in turn.  Dropout between layers is an op of its own.
 
 torch's functions run it, so that the kernel is the one that plain torch has: oneDNN's or a loop
 over the steps on a CPU, cuDNN's on CUDA.  Forward and backward are two acts: between them the graph
@@ -21,6 +21,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import compress
 from typing import NamedTuple
 
 import torch
@@ -52,70 +53,55 @@ _GRAPH = "_flowrun_graph"  # an attribute of `kept`
 
 
 class _LayerGraph(NamedTuple):
-    """The graph that autograd has recorded leads from `given` (x, states, weights) to `made`."""
+    """The graph that autograd has recorded leads from `given`, of `read`, to `made`."""
 
     given: list[Tensor]
     made: list[Tensor]
 
 
 def run(
-    x: Tensor,
-    states: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    kind: str,
-    both_ways: bool,
-    train: bool,
-    autocast: torch.dtype | None,
+    read: Sequence[Tensor], kind: str, both_ways: bool, train: bool, autocast: torch.dtype | None
 ) -> list[Tensor]:
     """Return the output, the last states, and what backward needs.
 
     kind: of KINDS.  train: backward will follow.  autocast: dtype of products; None: of x.
     """
-    graph = _record((x, *states, *weights), len(states), kind, both_ways, train, autocast)
-    out, *last = (each.detach() for each in graph.made)
-    kept = out[..., :1].expand(*out.shape[:2], _count_kept(x, states, kind))
+    graph = _record(read, kind, both_ways, train, autocast)
+    made = [each.detach() for each in graph.made]
+    kept = made[0][..., :1].expand(_shape_of_kept(read, kind))
     if train:
         setattr(kept, _GRAPH, graph)
-    return [out, *last, kept]
+    return [*made, kept]
 
 
 def run_backward(
     grads: Sequence[Tensor | None],
-    x: Tensor,
-    states: Sequence[Tensor],
-    weights: Sequence[Tensor],
+    read: Sequence[Tensor],
     kept: Tensor,
     kind: str,
     both_ways: bool,
     autocast: torch.dtype | None,
     wanted: Sequence[bool] = (),
 ) -> list[Tensor | None]:
-    """Return the gradients of x, states and weights.
+    """Return the gradients of what is read.
 
     grads: of the output and the last states; None: nothing depends on it.  kept: of `run`.  wanted:
     for each gradient, whether it is; none: all are.
     """
     graph = vars(kept).pop(_GRAPH, None)  # a graph runs backward once
-    if graph is None:
-        graph = _record((x, *states, *weights), len(states), kind, both_ways, True, autocast)
-    pairs = [(made, g) for made, g in zip(graph.made, grads, strict=True) if g is not None]
-    read = [k for k in range(len(graph.given)) if not wanted or wanted[k]]
-    found = torch.autograd.grad(
-        [made for made, _ in pairs], [graph.given[k] for k in read], [g for _, g in pairs]
-    )
-    of = dict(zip(read, found, strict=True))
-    return [of.get(k) for k in range(len(graph.given))]
+    graph = graph or _record(read, kind, both_ways, True, autocast)
+    wanted = wanted or [True] * len(read)
+    outputs = compress(graph.made, (grad is not None for grad in grads))
+    known = (grad for grad in grads if grad is not None)
+    found = iter(torch.autograd.grad([*outputs], [*compress(graph.given, wanted)], [*known]))
+    return [next(found) if each else None for each in wanted]
 
 
 def _record(
-    read: Sequence[Tensor],
-    num_states: int,
-    kind: str,
-    both_ways: bool,
-    train: bool,
-    autocast: torch.dtype | None,
+    read: Sequence[Tensor], kind: str, both_ways: bool, train: bool, autocast: torch.dtype | None
 ) -> _LayerGraph:
     given = [each.detach().requires_grad_(train) for each in read]
+    num_states = 1 + (kind == LSTM)
     weights = given[1 + num_states :]
     biases = len(weights) // (1 + both_ways) > 3
     with torch.set_grad_enabled(train), _autocast(read[0].device.type, autocast):
@@ -124,95 +110,83 @@ def _record(
         state = states if kind == LSTM else states[0]
         made = getattr(torch, kind)(x, state, weights, biases, 1, 0.0, train, both_ways, False)
     with torch.set_grad_enabled(train):
-        dtypes = _dtypes(x, states, kind, autocast)
+        dtypes = _dtypes(read, kind, autocast)
         return _LayerGraph(given, [y.to(dtype) for y, dtype in zip(made, dtypes, strict=True)])
 
 
-def _count_kept(x: Tensor, states: Sequence[Tensor], kind: str) -> int:
-    """Count the numbers that are kept for a step of a sample."""
-    (ways, _, hidden), (of_hidden, of_larger) = states[-1].shape, KINDS[kind]
-    return ways * (of_hidden * hidden + of_larger * max(hidden, x.shape[2]))
+def _shape_of_kept(read: Sequence[Tensor], kind: str) -> tuple[int, int, int]:
+    """Return (T, samples, numbers that are kept for a step of a sample)."""
+    steps, samples, width = read[0].shape
+    (ways, _, hidden), (of_hidden, of_wider) = read[1 + (kind == LSTM)].shape, KINDS[kind]
+    return steps, samples, ways * (of_hidden * hidden + of_wider * max(hidden, width))
 
 
 def _autocast(device: str, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:
     return torch.autocast(device, dtype) if dtype else contextlib.nullcontext()
 
 
-def _dtypes(
-    x: Tensor, states: Sequence[Tensor], kind: str, autocast: torch.dtype | None
-) -> list[torch.dtype]:
+def _dtypes(read: Sequence[Tensor], kind: str, autocast: torch.dtype | None) -> list[torch.dtype]:
     """Return those of the output and the last states, as a CPU makes them: where steps are a loop,
     autocast leaves what is added to a state as wide as that.
     """
-    narrow = autocast or x.dtype
-    wide = torch.promote_types(narrow, states[-1].dtype)
+    narrow = autocast or read[0].dtype
+    wide = torch.promote_types(narrow, read[1].dtype)
     if kind == GRU:
         return [wide, wide]
-    is_loop = kind == LSTM and states[0].shape != states[1].shape  # a projection
-    return [narrow, narrow, wide if is_loop else narrow][: 1 + len(states)]
+    is_projected = kind == LSTM and read[1].shape != read[2].shape  # then steps are a loop
+    return [narrow, narrow, wide if is_projected else narrow][: 2 + (kind == LSTM)]
 
 
 # ---- for torch -----------------------------------------------------------------------------------
 
-_HOW = "str kind, bool both_ways"
-_GIVEN = "Tensor x, Tensor[] states, Tensor[] weights"
 torch.library.define(
-    "flowrun::recurrent_layer", f"({_GIVEN}, {_HOW}, bool train, ScalarType? autocast) -> Tensor[]"
+    "flowrun::recurrent_layer",
+    "(Tensor[] read, str kind, bool both_ways, bool train, ScalarType? autocast) -> Tensor[]",
 )
 torch.library.define(
     "flowrun::recurrent_layer_backward",
-    f"(Tensor?[] grads, {_GIVEN}, Tensor kept, {_HOW}, ScalarType? autocast) -> Tensor[]",
+    "(Tensor?[] grads, Tensor[] read, Tensor kept, str kind, bool both_ways, ScalarType? autocast)"
+    " -> Tensor[]",
 )
 
 
 def _fake(
-    x: Tensor,
-    states: Sequence[Tensor],
-    _weights: Sequence[Tensor],
-    kind: str,
-    both_ways: bool,
-    _train: bool,
-    autocast: torch.dtype | None,
+    read: Sequence[Tensor], kind: str, both_ways: bool, _train: bool, autocast: torch.dtype | None
 ) -> list[Tensor]:
-    steps, samples, _ = x.shape
-    width = (1 + both_ways) * states[0].shape[2]
-    dtypes = _dtypes(x, states, kind, autocast)
-    shapes = [(steps, samples, width), *(h.shape for h in states)]
-    made = [x.new_empty(shape, dtype=d) for shape, d in zip(shapes, dtypes, strict=True)]
-    return [*made, x.new_empty((steps, samples, _count_kept(x, states, kind)), dtype=dtypes[0])]
+    dtypes, kept = _dtypes(read, kind, autocast), _shape_of_kept(read, kind)
+    out = *kept[:2], (1 + both_ways) * read[1].shape[2]
+    shapes = [out, *(state.shape for state in read[1 : len(dtypes)]), kept]
+    typed = zip(shapes, [*dtypes, dtypes[0]], strict=True)
+    return [read[0].new_empty(shape, dtype=dtype) for shape, dtype in typed]
 
 
-def _fake_backward(
-    _grads: object, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], *_: object
-) -> list[Tensor]:
-    return [each.new_empty(each.shape) for each in (x, *states, *weights)]
+def _fake_backward(_grads: object, read: Sequence[Tensor], *_: object) -> list[Tensor]:
+    return [each.new_empty(each.shape) for each in read]
 
 
 class _LayerContext(FunctionCtx):
     """The context holds what autograd keeps of a call."""
 
     saved_tensors: tuple[Tensor, ...]
-    how: tuple[int, str, bool, torch.dtype | None]
+    how: tuple[str, bool, torch.dtype | None]
 
 
 def _save(
     ctx: _LayerContext,
-    inputs: tuple[Tensor, list[Tensor], list[Tensor], str, bool, bool, torch.dtype | None],
+    inputs: tuple[list[Tensor], str, bool, bool, torch.dtype | None],
     output: list[Tensor],
 ) -> None:
-    x, states, weights, kind, both_ways, _, autocast = inputs
-    ctx.how = len(states), kind, both_ways, autocast
-    ctx.save_for_backward(x, *states, *weights, output[-1])
+    read, kind, both_ways, _, autocast = inputs
+    ctx.how = kind, both_ways, autocast
+    ctx.save_for_backward(*read, output[-1])
     ctx.mark_non_differentiable(output[-1])
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: _LayerContext, grads: Sequence[Tensor | None]) -> tuple[object, ...]:
-    (x, *rest, kept), (states, *how) = ctx.saved_tensors, ctx.how
-    given = x, rest[:states], rest[states:], kept
+    *read, kept = ctx.saved_tensors
     run_op = torch.ops.flowrun.recurrent_layer_backward
-    of_x, *of_rest = run_op(list(grads[:-1]), *given, *how)
-    return of_x, of_rest[:states], of_rest[states:], None, None, None, None
+    return run_op(list(grads[:-1]), read, kept, *ctx.how), None, None, None, None
 
 
 torch.library.register_fake("flowrun::recurrent_layer", _fake)
@@ -264,7 +238,7 @@ def _parts(op: Op, ins: Sequence[Shape]) -> Iterator[CostPart]:
     """
     is_backward = op.target == BACKWARD
     steps, samples, _ = ins[-1 if is_backward else 0]
-    kind, both_ways = op.args[-3:-1] if is_backward else op.args[3:5]
+    kind, both_ways = op.args[-3:-1] if is_backward else op.args[1:3]
     matrices = [shape for shape in ins if len(shape) == 2]
     of_way = len(matrices) // (1 + both_ways)
     part = partial(cost_part, op, like=op.inputs[0])

@@ -230,10 +230,8 @@ def test_a_recurrent_layer_takes_its_products_step_by_step(
     states = [(ways, 5, 7)] * (2 if kind == "lstm" else 1)
     read = [x, *states, *of_way * ways]
     refs = [Ref(f"x{k}") for k in range(len(read))]
-    cut = 1 + len(states)
-    given = refs[0], tuple(refs[1:cut]), tuple(refs[cut:])
-    forward = Op("y", RECURRENT, (*given, kind, both_ways, True, None), (), outputs=("y",))
-    args = ((Ref("grad"),), *given, Ref("kept"), kind, both_ways, None)
+    forward = Op("y", RECURRENT, (tuple(refs), kind, both_ways, True, None), (), outputs=("y",))
+    args = ((Ref("grad"),), tuple(refs), Ref("kept"), kind, both_ways, None)
     backward = Op("y", RECURRENT_BACKWARD, args, (), outputs=("y",))
     out, kept = (9, 5, ways * 7), (9, 5, 99)
     for op, ins in ((forward, read), (backward, [out, *read, kept])):

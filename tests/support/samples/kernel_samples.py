@@ -292,12 +292,12 @@ def _layer(shapes: Sequence[Shape]) -> bool:
 def _recurrent() -> list[OpSample]:
     """Samples of layers of one state, and of two."""
     x, h, grads = T(4, 5, 2), T(1, 5, 3), (T(4, 5, 3), None)
-    gru = x, (h,), (T(9, 2), T(9, 3))
-    lstm = x, (h, T(1, 5, 3)), (T(12, 2), T(12, 3))
+    gru = x, h, T(9, 2), T(9, 3)
+    lstm = x, h, T(1, 5, 3), T(12, 2), T(12, 3)
     made = []
     for kind, given in (("gru", gru), ("lstm", lstm)):
-        made.append(sample(RECURRENT, *given, kind, False, True, None, sound=_layer))
-        read = (grads + (None,) * (kind == "lstm"), *given, made[-1].made[-1], kind, False, None)
+        made.append(sample(RECURRENT, given, kind, False, True, None, sound=_layer))
+        read = (grads + (None,) * (kind == "lstm"), given, made[-1].made[-1], kind, False, None)
         made.append(sample(RECURRENT_BACKWARD, *read, sound=_layer))
     return made
 
