@@ -44,17 +44,17 @@ BUDGETS = {
     "launcher": 360,
     "launcher/bench": 2_186,
     "launcher/command_line": 1_968,
-    "launcher/commands": 4_340,
+    "launcher/commands": 4_301,
     "launcher/data": 3_770,
     "launcher/job": 2_394,
     "launcher/listeners": 675,
     "launcher/model": 2_932,
-    "launcher/page": 1_085,
+    "launcher/page": 1_073,
     "launcher/place": 2_078,
     "launcher/platforms": 330,
     "launcher/ranks": 2_010,
     "launcher/recipe": 3_527,
-    "launcher/report": 2_604,
+    "launcher/report": 2_627,
     "launcher/store": 1_124,
     "launcher/supervise": 4_849,
     "launcher/terminal": 337,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_748,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_809, "tests": 59_645, "docs": 50_000}
+SUMS = {"source": 81_781, "tests": 59_645, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}

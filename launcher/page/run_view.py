@@ -9,10 +9,12 @@ from itertools import accumulate
 from pathlib import Path
 
 from flowrun.engine.ir.files import DAMAGED
+from flowrun.launcher.commands.run_folders.list_runs import show_loss
 from flowrun.launcher.commands.run_folders.run_summary import read_keys, summarize
 from flowrun.launcher.page.page_data import CurveView, Figure, RunView
 from flowrun.launcher.page.trace_view import trace_view
 from flowrun.launcher.recipe.key_schema import flatten_keys
+from flowrun.launcher.report.metric_lines import numbers_of
 from flowrun.launcher.report.progress import compare_figures
 from flowrun.launcher.report.report import Report
 from flowrun.launcher.store.run_files import ENVIRONMENT, METRICS, REPORT, RESTARTS, SAMPLES
@@ -35,7 +37,7 @@ def run_view(folder: Path) -> RunView:
         figures=(
             Figure("status", "", run.status),
             Figure("steps", "", f"{run.done:,}" + (f" of {run.asked:,}" if run.asked else "")),
-            Figure("last loss", "", "" if run.loss is None else f"{run.loss:.4f}"),
+            Figure("last loss", "", show_loss(run.loss)),
             *(Figure(*row) for row in (compare_figures(report) if report else ())),
         ),
         curves=tuple(_curves(_lines(folder / METRICS), report)),
@@ -67,12 +69,9 @@ def _curves(lines: Iterable[JsonLine], report: Report | None) -> Iterator[CurveV
     """
     found: dict[str, list[tuple[int, float | None]]] = {}
     for line in lines:
-        step, validation = int(str(line.get("step", 0))), line.get("validation")
-        numbers = line.items() if not isinstance(validation, dict) else validation.items()
-        prefix = "" if not isinstance(validation, dict) else "validation/"
-        for name, value in numbers:
-            if name != "step" and isinstance(value, int | float | None):
-                found.setdefault(prefix + name, []).append((step, value))
+        step = int(str(line.get("step", 0)))
+        for tag, value in numbers_of(line):
+            found.setdefault(tag, []).append((step, value))
     seconds = [(step, value or 0.0) for step, value in found.get("step_s", [])]
     if seconds:
         steps, spent = zip(*seconds, strict=True)
@@ -81,8 +80,7 @@ def _curves(lines: Iterable[JsonLine], report: Report | None) -> Iterator[CurveV
             ends = steps[0], steps[-1]
             found["foreseen/step_s"] = [(step, report.foreseen["step_s"]) for step in ends]
     for tag, points in found.items():
-        kept = _thin(points)
-        yield CurveView(tag, tuple(step for step, _ in kept), tuple(value for _, value in kept))
+        yield CurveView(tag, *zip(*_thin(points), strict=True))
 
 
 def _thin(points: Sequence[tuple[int, float | None]]) -> list[tuple[int, float | None]]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 from flowrun.engine.errors import FlowrunError
+from flowrun.launcher.commands.run_folders.answer import TextHandler
 from flowrun.launcher.page.make_page import folders_page, to_html
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.recipe.schema import read_address
@@ -45,7 +46,7 @@ def serve_page(folder: Path, address: str, say: Callable[[str], object]) -> None
         server.serve_forever()
 
 
-class _LivePage(BaseHTTPRequestHandler):
+class _LivePage(TextHandler):
     """It answers a browser.  folder: of the run."""
 
     folder = Path()
@@ -57,21 +58,13 @@ class _LivePage(BaseHTTPRequestHandler):
                 try:
                     page = to_html(folders_page([self.folder]), live=True)
                 except FlowrunError as error:  # a run that begins again has no recipe for a moment
-                    self._send(503, "text/plain", f"{error}\nLoad it again.\n")
+                    self.send_text(503, "text/plain", f"{error}\nLoad it again.\n")
                     return
-                self._send(200, "text/html", page)
+                self.send_text(200, "text/html", page)
             elif self.path == "/events":
                 self._send_events()
             else:
-                self._send(404, "text/plain", "The page is at /.\n")
-
-    def _send(self, status: int, kind: str, text: str) -> None:
-        body = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+                self.send_text(404, "text/plain", "The page is at /.\n")
 
     def _send_events(self) -> None:
         self.send_response(200)
@@ -100,6 +93,3 @@ class _LivePage(BaseHTTPRequestHandler):
                 if each.is_file():
                     found.add((each.name, each.stat().st_mtime_ns))
         return frozenset(found)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Write nothing."""

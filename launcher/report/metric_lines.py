@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,28 @@ def parse_metric_line(line: str) -> MetricLine | None:
             tokens_per_s=float(found.get("tokens_per_s") or 0.0),
         )
     return None
+
+
+def numbers_of(line: Mapping[str, object]) -> Iterator[tuple[str, float | None]]:
+    """Yield the numbers of a step by their tags, or those of an evaluation, as validation/NAME."""
+    validation = line.get("validation")
+    found, prefix = (validation, "validation/") if isinstance(validation, dict) else (line, "")
+    for name, value in found.items():
+        if name != "step" and isinstance(value, int | float | None):
+            yield f"{prefix}{name}", value
+
+
+def read_lines(file: Path, at: int) -> tuple[list[str], int]:
+    """Return the whole lines of a file that grows, if it is there, and the byte after them.
+
+    at: the byte where they begin, at most the end of the file; below 0, so many before its end.
+    """
+    with suppress(OSError), file.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        begun = stream.seek(min(at, size) if at >= 0 else max(0, size + at))
+        whole, newline, _ = stream.read().rpartition(b"\n")
+        return whole.decode("utf-8", "replace").splitlines(), begun + len(whole) + len(newline)
+    return [], 0
 
 
 @dataclass(frozen=True)

@@ -13,80 +13,60 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from flowrun.engine.errors import RecipeError
 from flowrun.launcher.commands.run_folders import run_summary
-from flowrun.launcher.commands.run_folders.run_summary import RunSummary
 from flowrun.launcher.store.run_files import RECIPE
 from flowrun.launcher.supervise.hands.lease import FILE as LEASE
 
 _QUIET_S = 60.0  # without a beat of the lease, which has one each 2 s, the launcher is stuck
-_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_TYPE = "text/plain; version=0.0.4"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunFigures:
-    """A run at one moment.
-
-    newest: the last step's line of metrics.jsonl, by tag.  restarts: of its ranks so far.
-    """
-
-    summary: RunSummary
-    newest: Mapping[str, object]
-    validation: Mapping[str, object]
-    restarts: int
-
-
-# name -> (Prometheus' type, what it is, its value; None: not known yet)
-METRICS: Mapping[str, tuple[str, str, Callable[[RunFigures], object]]] = {
-    "up": ("gauge", "1 while the run is as it should be.", lambda r: int(r.summary.is_well)),
-    "steps_done": ("gauge", "Steps that are recorded.", lambda r: r.summary.done),
-    "steps_asked": ("gauge", "Steps of the whole run.", lambda r: r.summary.asked or None),
-    "last_step_age_seconds": ("gauge", "Since the last line.", lambda r: r.summary.age_s),
-    "restarts_total": ("counter", "How often ranks started again.", lambda r: r.restarts),
-    "loss": ("gauge", "Of the last step.", lambda r: r.newest.get("loss")),
-    "learning_rate": ("gauge", "Of the last step.", lambda r: r.newest.get("lr")),
-    "grad_norm": ("gauge", "Of the last step.", lambda r: r.newest.get("grad_norm")),
-    "step_seconds": ("gauge", "Of the last step.", lambda r: r.newest.get("step_s")),
-    "tokens_per_second": ("gauge", "Or samples.", lambda r: r.newest.get("tokens_per_s")),
-    "waited_seconds": ("gauge", "Of a rank in a step.", lambda r: r.newest.get("waited_s")),
-    "memory_bytes": ("gauge", "Of the fullest rank.", lambda r: r.newest.get("memory_bytes")),
+# name -> (Prometheus' type, what it is, its tag in metrics.jsonl; "": other files say it)
+METRICS: Mapping[str, tuple[str, str, str]] = {
+    "up": ("gauge", "1 while the run is as it should be.", ""),
+    "steps_done": ("gauge", "Steps that are recorded.", ""),
+    "steps_asked": ("gauge", "Steps of the whole run.", ""),
+    "last_step_age_seconds": ("gauge", "Since the last line.", ""),
+    "restarts_total": ("counter", "How often ranks started again.", ""),
+    "loss": ("gauge", "Of the last step.", "loss"),
+    "learning_rate": ("gauge", "Of the last step.", "lr"),
+    "grad_norm": ("gauge", "Of the last step.", "grad_norm"),
+    "step_seconds": ("gauge", "Of the last step.", "step_s"),
+    "tokens_per_second": ("gauge", "Or samples.", "tokens_per_s"),
+    "waited_seconds": ("gauge", "Of a rank in a step.", "waited_s"),
+    "memory_bytes": ("gauge", "Of the fullest rank.", "memory_bytes"),
+    "validation": ("gauge", "Of the last evaluation.", ""),
 }
 
 
-def read_figures(folder: Path) -> RunFigures:
-    """Read a run's folder.  Raises RecipeError where it is none."""
-    newest, validation = run_summary.read_newest(folder)
-    return RunFigures(
-        summary=run_summary.summarize(folder),
-        newest=newest,
-        validation=validation,
-        restarts=run_summary.count_restarts(folder),
-    )
+def show_metrics(folder: Path) -> str:
+    """Return the figures of a run in Prometheus' text format, those that are known.
 
-
-def show_metrics(figures: RunFigures) -> str:
-    """Return the figures in Prometheus' text format."""
-    run = f"run={json.dumps(figures.summary.name)}"
-    lines = []
-    for name, (kind, what, value_of) in METRICS.items():
+    Raises RecipeError where the folder is none of a run.
+    """
+    summary, (newest, validation) = run_summary.summarize(folder), run_summary.read_newest(folder)
+    of_folder = {
+        "up": int(summary.is_well),
+        "steps_done": summary.done,
+        "steps_asked": summary.asked or None,
+        "last_step_age_seconds": summary.age_s,
+        "restarts_total": run_summary.count_restarts(folder),
+    }
+    run, lines = f"run={json.dumps(summary.name)}", []
+    for name, (kind, what, tag) in METRICS.items():
         lines += [f"# HELP flowrun_{name} {what}", f"# TYPE flowrun_{name} {kind}"]
-        value = value_of(figures)
+        value = newest.get(tag) if tag else of_folder.get(name)
         lines += [] if value is None else [f"flowrun_{name}{{{run}}} {_number(value)}"]
-    lines += [
-        "# HELP flowrun_validation Of the last evaluation.",
-        "# TYPE flowrun_validation gauge",
-    ]
-    for metric, value in figures.validation.items():
+    for metric, value in validation.items():
         if isinstance(value, int | float):
-            lines.append(
-                f"flowrun_validation{{{run},metric={json.dumps(metric)}}} {_number(value)}"
-            )
+            labels = f"{run},metric={json.dumps(metric)}"
+            lines.append(f"flowrun_validation{{{labels}}} {_number(value)}")
     return "\n".join(lines) + "\n"
 
 
@@ -115,7 +95,23 @@ def find_health(folder: Path) -> tuple[int, str]:
     return 200 if summary.is_well else 503, str(summary)
 
 
-class _Questions(BaseHTTPRequestHandler):
+class TextHandler(BaseHTTPRequestHandler):
+    """It answers with texts."""
+
+    def send_text(self, status: int, kind: str, text: str) -> None:
+        """Send a whole answer.  kind: its media type, without the characters."""
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write nothing."""
+
+
+class _Questions(TextHandler):
     """It answers a question, within 5 s.  folder: of the run.  since: when its launcher began.
     begun: it has taken the folder.
     """
@@ -128,13 +124,8 @@ class _Questions(BaseHTTPRequestHandler):
             status, text = self._answer(self.path.partition("?")[0])
         except (RecipeError, OSError) as error:  # its folder is gone
             status, text = 503, str(error)
-        body = text.encode()
         with suppress(ConnectionError, TimeoutError):  # who asked has left
-            self.send_response(status)
-            self.send_header("Content-Type", _TYPE)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.send_text(status, _TYPE, text)
 
     def _answer(self, path: str) -> tuple[int, str]:
         _Questions.begun |= has_begun(self.folder, self.since)
@@ -142,11 +133,8 @@ class _Questions(BaseHTTPRequestHandler):
             status, text = find_health(self.folder) if self.begun else (200, "planning")
             return status, f"{text}\n"
         if path == "/metrics":
-            return 200, show_metrics(read_figures(self.folder)) if self.begun else ""
+            return 200, show_metrics(self.folder) if self.begun else ""
         return 404, "There are /metrics and /healthz.\n"
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Write nothing."""
 
 
 def main(folder: Path, descriptor: int) -> None:

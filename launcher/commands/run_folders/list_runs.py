@@ -16,7 +16,12 @@ from rich.table import Table
 from flowrun.engine.ir.files import DAMAGED
 from flowrun.launcher.commands.run_folders import run_summary
 from flowrun.launcher.recipe.key_schema import flatten_keys
-from flowrun.launcher.report.metric_lines import MetricLine, parse_metric_line, read_losses
+from flowrun.launcher.report.metric_lines import (
+    MetricLine,
+    parse_metric_line,
+    read_lines,
+    read_losses,
+)
 from flowrun.launcher.store.run_files import LOGS, METRICS, RECIPE, REPORT
 from flowrun.launcher.terminal.console import plain_table
 from flowrun.launcher.terminal.units import duration, seconds
@@ -89,12 +94,11 @@ def follow_run(
     sleep: waits between two looks.
     """
     run_summary.read_keys(folder)  # raises if it is of another kind
-    metrics = folder / METRICS
-    at = max(0, metrics.stat().st_size - _SHOWN) if metrics.exists() else 0
+    at = -_SHOWN
     while True:
         status = run_summary.find_status(folder)
-        text, at = _read_lines(metrics, at)
-        lines = [*filter(None, map(parse_metric_line, text.splitlines()))]
+        new, at = read_lines(folder / METRICS, at)  # it is shorter where ranks went back
+        lines = [*filter(None, map(parse_metric_line, new))]
         for line in lines:
             if line.validation is None and line is not lines[-1]:
                 continue  # of the steps between two looks the last is enough
@@ -103,17 +107,6 @@ def follow_run(
             console.print(f"{folder}: {status}", highlight=False, markup=False, soft_wrap=True)
             return status
         sleep(_LOOK_S)
-
-
-def _read_lines(file: Path, at: int) -> tuple[str, int]:
-    """Return the whole lines of a file from a byte on, and the byte after them."""
-    if not file.exists():
-        return "", 0
-    with file.open("rb") as stream:
-        stream.seek(min(at, file.stat().st_size))  # it is shorter where ranks went back
-        begun = stream.tell()
-        whole, newline, _ = stream.read().rpartition(b"\n")
-        return whole.decode("utf-8", "replace"), begun + len(whole) + len(newline)
 
 
 def _describe_line(line: MetricLine) -> str:

@@ -17,7 +17,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.files import DAMAGED
 from flowrun.engine.ir.own_files import cache_folder
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
-from flowrun.launcher.report.metric_lines import parse_metric_line
+from flowrun.launcher.report.metric_lines import parse_metric_line, read_lines
 from flowrun.launcher.store.run_files import ENDED, METRICS, RECIPE, REPORT, RESTARTS
 from flowrun.launcher.supervise.hands.lease import FILE as LEASE
 from flowrun.launcher.supervise.hands.lease import Lease
@@ -92,7 +92,7 @@ def summarize(folder: Path) -> RunSummary:
     """Read a run's folder.  Raises RecipeError where it is none."""
     keys, metrics = read_keys(folder), folder / METRICS
     done, loss, validation = 0, None, None
-    for line in filter(None, map(parse_metric_line, _tail(metrics))):
+    for line in filter(None, map(parse_metric_line, read_lines(metrics, -_TAIL)[0])):
         done = line.step + 1
         if line.validation is None:
             loss = line.loss
@@ -120,7 +120,7 @@ def read_newest(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """
     step: dict[str, Any] = {}
     validation: dict[str, Any] = {}
-    for text in _tail(folder / METRICS):
+    for text in read_lines(folder / METRICS, -_TAIL)[0]:
         with suppress(*DAMAGED):
             line = json.loads(text)
             if "validation" in line:
@@ -176,11 +176,3 @@ def is_locked(folder: Path) -> bool:
         place = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
         return any(place in line.split() for line in Path("/proc/locks").read_text().splitlines())
     return False
-
-
-def _tail(file: Path) -> list[str]:
-    """Return the last lines of a file, the first of them maybe cut off."""
-    with suppress(OSError), file.open("rb") as stream:
-        stream.seek(max(0, file.stat().st_size - _TAIL))
-        return stream.read().decode("utf-8", "replace").splitlines()
-    return []

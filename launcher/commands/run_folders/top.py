@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,6 +20,7 @@ from flowrun.launcher.commands.run_folders import run_summary
 from flowrun.launcher.commands.run_folders.list_runs import default_folders
 from flowrun.launcher.commands.run_folders.run_summary import RunSummary
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
+from flowrun.launcher.report.metric_lines import numbers_of, read_lines
 from flowrun.launcher.store.run_files import METRICS
 from flowrun.launcher.terminal.console import plain_table
 from flowrun.launcher.terminal.units import duration, seconds, size
@@ -90,25 +90,17 @@ class RunReader:
 
     def read(self) -> None:
         """Read more lines of metrics.jsonl; all where ranks went back, which replaces it."""
-        with suppress(OSError), (self.folder / METRICS).open("rb") as stream:
-            about = os.fstat(stream.fileno())
+        metrics = self.folder / METRICS
+        with suppress(OSError):
+            about = metrics.stat()
             if about.st_ino != self._file or about.st_size < self._at:
                 self.curves, self._at, self._file = {}, 0, about.st_ino
-            stream.seek(self._at)
-            whole, newline, _ = stream.read().rpartition(b"\n")
-            self._at += len(whole) + len(newline)
-            for text in whole.splitlines():
+            lines, self._at = read_lines(metrics, self._at)
+            for line in lines:
                 with suppress(*DAMAGED):
-                    self._take(json.loads(text))
-
-    def _take(self, line: Mapping[str, object]) -> None:
-        validation = line.get("validation")
-        values = dict(line)
-        if isinstance(validation, Mapping):
-            values = {f"validation/{name}": value for name, value in validation.items()}
-        for tag, value in values.items():
-            if tag != "step" and isinstance(value, int | float | None):
-                self.curves.setdefault(tag, Curve()).add(math.nan if value is None else value)
+                    for tag, value in numbers_of(json.loads(line)):
+                        curve = self.curves.setdefault(tag, Curve())
+                        curve.add(math.nan if value is None else value)
 
 
 def choose_run(folder: Path | None) -> Path:
@@ -116,9 +108,8 @@ def choose_run(folder: Path | None) -> Path:
     if folder is None:
         found = run_summary.find_runs(default_folders())
         if not found:
-            raise CommandLineError(
-                "top", "there is no run here.", "Name the folder of a run: flowrun top RUN_DIR."
-            )
+            instead = "Name the folder of a run: flowrun top RUN_DIR."
+            raise CommandLineError("top", "there is no run here.", instead)
         folder = found[-1]
     run_summary.summarize(folder)
     return folder
@@ -154,17 +145,14 @@ def frame(summary: RunSummary, reader: RunReader, width: int) -> RenderableType:
 
 def _progress_of(summary: RunSummary, reader: RunReader) -> str:
     """Say how far a run is, how often it started again, and what is left."""
-    parts = [summary.status, f"{summary.done:,} steps"]
-    if summary.asked:
-        parts[1] = (
-            f"step {summary.done:,} of {summary.asked:,} ({summary.done / summary.asked:.0%})"
-        )
+    done, asked = summary.done, summary.asked
+    steps = f"step {done:,} of {asked:,} ({done / asked:.0%})" if asked else f"{done:,} steps"
+    parts = [summary.status, steps]
     if count := run_summary.count_restarts(reader.folder):
         parts.append(f"started again {count} x")
     step = reader.curves.get("step_s")
     if summary.status == run_summary.RUNNING:
         parts.append(f"last line {duration(summary.age_s)} ago")
-        if step and step.points and summary.asked:
-            left_s = (summary.asked - summary.done) * step.points[-1]
-            parts.append(f"{duration(left_s)} left")
+        if step and step.points and asked:
+            parts.append(f"{duration((asked - done) * step.points[-1])} left")
     return "  ".join(parts)
