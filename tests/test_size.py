@@ -49,12 +49,12 @@ BUDGETS = {
     "launcher/job": 2_394,
     "launcher/listeners": 675,
     "launcher/model": 2_932,
-    "launcher/page": 1_073,
+    "launcher/page": 1_029,
     "launcher/place": 2_078,
     "launcher/platforms": 330,
     "launcher/ranks": 2_010,
     "launcher/recipe": 3_527,
-    "launcher/report": 2_627,
+    "launcher/report": 2_628,
     "launcher/store": 1_124,
     "launcher/supervise": 4_849,
     "launcher/terminal": 337,
@@ -74,10 +74,10 @@ BUDGETS = {
     "tests/support": 9_748,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_781, "tests": 59_645, "docs": 50_000}
+SUMS = {"source": 81_738, "tests": 59_645, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
-OPEN = {"Any": 355, "except Exception": 30, "functions above complexity 15": 0}
+OPEN = {"Any": 356, "except Exception": 30, "functions above complexity 15": 0}
 
 
 @cache

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from flowrun.engine.actors.plan import RECEIVE, Actor, BoxWork, Plan, TensorMove, TransferWork
+from flowrun.engine.actors.plan import RECEIVE, BoxWork, Plan, TransferWork
 from flowrun.engine.boxing.boxing import BoxingStep
 from flowrun.engine.ir.graph import FORWARD, Op
 from flowrun.launcher.page.page_data import BoxingView, EdgeView, ModuleView
 from flowrun.launcher.report.group_equal import FEW, spans
 from flowrun.launcher.report.progress import layout
+from flowrun.launcher.report.show_plan import show_shape
 
 _BOXES = ("flow.box", "flow.transfer")
 _Parameters = tuple[tuple[str, str, str], ...]
@@ -41,7 +42,7 @@ def layout_view(plan: Plan) -> tuple[tuple[ModuleView, ...], tuple[EdgeView, ...
             source=source,
             target=target,
             phase=op.phase,
-            shape=_shape(plan.tensors[name].shape),
+            shape=show_shape(plan.tensors[name].shape),
             boxings=boxings if boxed not in seen else (),  # else the first reader has them
             times=1,
         )
@@ -58,7 +59,7 @@ def _reads(plan: Plan) -> Iterator[tuple[Op, str]]:
 
 
 def _source_of(
-    plan: Plan, name: str, moved: Mapping[str, tuple[Actor, float]]
+    plan: Plan, name: str, moved: Mapping[str, tuple[float, float]]
 ) -> tuple[str, str, tuple[BoxingView, ...]]:
     """Return the tensor that boxings have made another of, its module, and the boxings."""
     boxings: list[BoxingView] = []
@@ -80,7 +81,7 @@ def _fold_modules(plan: Plan) -> tuple[dict[str, int], tuple[ModuleView, ...]]:
     for module, op in last.items():
         number = re.search(r"\d+", module)
         pattern = re.sub(r"\d+", "*", module, count=1)
-        shape, sbp = _shape(plan.tensors[op.makes[0]].shape), layout(op.out_sbp[0])
+        shape, sbp = show_shape(plan.tensors[op.makes[0]].shape), layout(op.out_sbp[0])
         stage = op.stage if len(plan.placements) <= FEW else -1
         key = pattern, stage, shape, sbp, held.get(module, ())
         groups.setdefault(key, []).append((number[0] if number else "", op))
@@ -103,35 +104,28 @@ def _parameters(plan: Plan) -> dict[str, _Parameters]:
     held: dict[str, _Parameters] = {}
     for v in (v for v in plan.variables.values() if v.kind == "parameter"):
         module, _, leaf = v.name.rpartition(".")
-        row = leaf, _shape(plan.tensors[v.tensor].shape), layout(v.nd_sbp)
+        row = leaf, show_shape(plan.tensors[v.tensor].shape), layout(v.nd_sbp)
         held[module] = (*held.get(module, ()), row)
     return held
 
 
-def _moves_by_tensor(plan: Plan) -> Mapping[str, tuple[Actor, float]]:
-    """Return what communication makes -> the actor, and the tensor's share of its bytes."""
+def _moves_by_tensor(plan: Plan) -> Mapping[str, tuple[float, float]]:
+    """Return what communication makes -> the tensor's share of its bytes and seconds."""
     found = {}
     for actor in plan.actors:
         if isinstance(actor.work, BoxWork | TransferWork) and actor.kind != RECEIVE:
-            total = sum(map(_size, actor.work.moves)) or 1
-            found.update({move.made: (actor, _size(move) / total) for move in actor.work.moves})
+            total = sum(move.num_bytes for move in actor.work.moves) or 1
+            for move in actor.work.moves:
+                shares = (x * move.num_bytes / total for x in (actor.sent_bytes, actor.seconds))
+                sent, seconds = (float(f"{share:.4g}") for share in shares)  # equal: one edge
+                found[move.made] = sent, seconds
     return found
 
 
-def _size(move: TensorMove) -> int:
-    return move.num_bytes
-
-
-def _boxing(plan: Plan, op: Op, moved: Mapping[str, tuple[Actor, float]]) -> BoxingView:
+def _boxing(plan: Plan, op: Op, moved: Mapping[str, tuple[float, float]]) -> BoxingView:
     change = f"{layout(op.in_sbp[0])} -> {layout(op.out_sbp[0])}"
-    actor, share = moved.get(op.makes[0], (None, 0.0))
-    sent, seconds = (actor.sent_bytes * share, actor.seconds * share) if actor else (0.0, 0.0)
-    cost = float(f"{sent:.4g}"), float(f"{seconds:.4g}")  # equal ones are one edge
+    cost = moved.get(op.makes[0], (0.0, 0.0))
     step = next((arg for arg in op.args if isinstance(arg, BoxingStep)), None)
     if step is None:
         return BoxingView("send", "", change, *cost)
     return BoxingView(step.kind.replace("_", "-"), plan.axes[step.axis], change, *cost)
-
-
-def _shape(shape: Iterable[int]) -> str:
-    return " x ".join(map(str, shape)) or "scalar"

@@ -57,9 +57,9 @@ def folders_page(folders: Sequence[Path]) -> Page:
         doing(f"reading run {number} of {len(folders)}")
         runs.append(run_view(folder))
     names = ", ".join(dict.fromkeys(run.name for run in runs)) or "nothing ran"
-    of = f"a sweep of {len(sweep.rows)} jobs" if sweep else f"{len(runs)} run"
-    title = f"{names}: {of}{'s' if len(runs) > 1 and not sweep else ''}"
-    return Page(title=title, made_by=version("flowrun"), runs=tuple(runs), sweep=sweep)
+    of = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+    of = f"a sweep of {len(sweep.rows)} jobs" if sweep else of
+    return Page(title=f"{names}: {of}", made_by=version("flowrun"), runs=tuple(runs), sweep=sweep)
 
 
 def plan_page(job: Job) -> Page:

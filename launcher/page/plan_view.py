@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from flowrun.engine.actors.plan import BOX, COMMUNICATION, SEND, Actor, Plan
+from flowrun.engine.actors.plan import BOX, COMMUNICATION, SEND, Plan
 from flowrun.engine.cost.footprint import memory_of
 from flowrun.engine.rehearsal.clock_state import Event
 from flowrun.engine.rehearsal.draw_step import DrawnStep, draw_step
@@ -30,10 +30,12 @@ def plan_view(job: Job) -> PlanView:
     training, plan = job.training, job.training.plan
     drawn = draw_step(plan, _PARTS)
     events = sorted(drawn.events, key=lambda event: (event.start, event.end))
-    exposed = _find_exposed(plan, events)
     modules, edges = layout_view(plan)
     causes = find_causes(plan, events)
     chain = list(longest_chain(events, causes))
+    found = one_of_each((*plan.notes, *notes(job)), len(plan.placements))
+    if job.others:
+        found.append("the figures are of all updates; what is drawn is of the first alone")
     step_s = training.rehearsal.step_s
     foreseen = (
         ("a step", seconds(step_s)),
@@ -51,17 +53,11 @@ def plan_view(job: Job) -> PlanView:
         modules=modules,
         edges=edges,
         drawing=draw(plan, events, causes, [k for k, _ in reversed(chain)]),
-        traffic=tuple(_traffic(plan, events, exposed)),
+        traffic=tuple(_traffic(plan, events)),
         bounds=_bounds(plan, events, chain),
-        notes=(*one_of_each((*plan.notes, *notes(job)), len(plan.placements)), *_of_one(job)),
+        notes=tuple(found),
         recipe=job.recipe.to_yaml(),
     )
-
-
-def _of_one(job: Job) -> tuple[str, ...]:
-    """Note that a page draws the first of several updates alone."""
-    note = "the figures are of all updates; what is drawn is of the first alone"
-    return (note,) if job.others else ()
 
 
 def _count_computed(plan: Plan, events: Sequence[Event]) -> Callable[[int, float], float]:
@@ -79,32 +75,8 @@ def _count_computed(plan: Plan, events: Sequence[Event]) -> Callable[[int, float
     return until
 
 
-def _find_exposed(plan: Plan, events: Sequence[Event]) -> list[float]:
-    """Return the seconds of each message in which its stage computes nothing."""
-    until = _count_computed(plan, events)
-    return [
-        e.end - e.start - until(e.stage, e.end) + until(e.stage, e.start)
-        if plan.actors[e.actor].kind in COMMUNICATION
-        else 0.0
-        for e in events
-    ]
-
-
 def _stages(job: Job, drawn: DrawnStep, events: Sequence[Event]) -> Iterable[StageView]:
     training, plan, step = job.training, job.training.plan, job.training.rehearsal
-    spent = [defaultdict[str, float](float) for _ in plan.placements]
-    bare, until = [0.0] * len(spent), [0.0] * len(spent)
-    computed = _count_computed(plan, events)
-    for event in events:
-        actor = plan.actors[event.actor]
-        if actor.computes:
-            spent[event.stage][actor.phase] += event.end - event.start
-        elif actor.kind in COMMUNICATION:  # several at once count once
-            start, end = max(event.start, until[event.stage]), event.end
-            if end > start:
-                computes_s = computed(event.stage, end) - computed(event.stage, start)
-                bare[event.stage] += end - start - computes_s
-                until[event.stage] = end
     end_s = max((event.end for event in events), default=0.0)
 
     def kind(stage: int) -> tuple[object, ...]:
@@ -113,38 +85,48 @@ def _stages(job: Job, drawn: DrawnStep, events: Sequence[Event]) -> Iterable[Sta
 
     for stages in alike(range(len(plan.placements)), kind):
         k = max(stages, key=lambda stage: step.peak_bytes[stage])
-        idle = end_s - sum(spent[k].values()) - bare[k]
+        spent = defaultdict[str, float](float)
+        busy_s = until = 0.0  # seconds in which it computes or messages are under way
+        for event in (event for event in events if event.stage == k):
+            actor = plan.actors[event.actor]
+            if actor.computes:
+                spent[actor.phase] += event.end - event.start
+            if actor.computes or actor.kind in COMMUNICATION:
+                busy_s += max(0.0, event.end - max(event.start, until))
+                until = max(until, event.end)
         yield StageView(
             stages=spans(stages) + (f" (shown: {k})" if len(stages) > 1 else ""),
             ranks=str(plan.placements[k]),
             modules=units(training, k),
-            seconds=dict(spent[k]),
-            exposed_s=bare[k],
-            idle_s=max(0.0, idle),  # a rounding below 0
+            seconds=dict(spent),
+            exposed_s=max(0.0, busy_s - sum(spent.values())),  # a rounding below 0
+            idle_s=max(0.0, end_s - busy_s),
             peak_bytes=step.peak_bytes[k],
             bound_bytes=step.bound_bytes[k],
             memory={kind: each for kind, each in drawn.memory[k].items() if any(each)},
         )
 
 
-def _traffic(
-    plan: Plan, events: Sequence[Event], exposed: Sequence[float]
-) -> Iterable[TrafficView]:
+def _traffic(plan: Plan, events: Sequence[Event]) -> Iterable[TrafficView]:
     """Yield messages that are alike; one between stages counts where it is sent."""
-    alike: dict[tuple[str, str, str], list[int]] = {}
-    for k, event in enumerate(events):
+    until = _count_computed(plan, events)
+    groups: dict[tuple[str, str, str], list[Event]] = {}
+    for event in events:
         actor = plan.actors[event.actor]
         if actor.kind in (BOX, SEND):
-            alike.setdefault((axis_of(plan, actor), actor.phase, what_of(actor)), []).append(k)
-    for (axis, phase, what), of in alike.items():
+            key = axis_of(plan, actor), actor.phase, what_of(actor)
+            groups.setdefault(key, []).append(event)
+    for (axis, phase, what), of in groups.items():
+        lasted_s = sum(e.end - e.start for e in of)
+        computed_s = sum(until(e.stage, e.end) - until(e.stage, e.start) for e in of)
         yield TrafficView(
             axis=axis,
             phase=phase,
             what=what,
             times=len(of),
-            bytes=sum(plan.actors[events[k].actor].sent_bytes for k in of),
-            seconds=sum(events[k].end - events[k].start for k in of),
-            exposed_s=sum(exposed[k] for k in of),
+            bytes=sum(plan.actors[e.actor].sent_bytes for e in of),
+            seconds=lasted_s,
+            exposed_s=max(0.0, lasted_s - computed_s),
         )
 
 
@@ -155,10 +137,7 @@ def _bounds(
     parts = defaultdict[str, float](float)
     for k, spent in chain:
         actor = plan.actors[events[k].actor]
-        what = f"{what_of(actor)} over {axis_of(plan, actor)}" if what_of(actor) else _kind(actor)
+        does = "compute" if actor.computes else "samples" if actor.makes_batches else actor.kind
+        what = f"{what_of(actor)} over {axis_of(plan, actor)}" if what_of(actor) else does
         parts[f"{what}, {actor.phase}"] += spent
     return tuple(sorted(parts.items(), key=lambda part: -part[1]))
-
-
-def _kind(actor: Actor) -> str:
-    return "compute" if actor.computes else "samples" if actor.makes_batches else actor.kind

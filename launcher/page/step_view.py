@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 from flowrun.engine.actors.plan import Actor, BoxWork, Plan, RegionWork, TransferWork
 from flowrun.engine.ir.module_path import unit_of
 from flowrun.engine.rehearsal.clock_state import Event
 from flowrun.engine.trace.causes import Cause
-from flowrun.launcher.page.page_data import ActorView, StepDrawing
+from flowrun.launcher.page.page_data import ActorView, Ints, StepDrawing
 from flowrun.launcher.report.group_equal import some, spans
 from flowrun.launcher.report.progress import layout
 from flowrun.launcher.report.trace_file import title
@@ -17,10 +17,10 @@ from flowrun.launcher.terminal.units import size
 
 MOST_ACTS = 60_000  # of a drawing: about 3 MB of JSON
 _TICKS = 1_000_000  # of a step
-_BETWEEN = "stages"
+Kind = TypeVar("Kind", bound=Hashable)
 
 
-class _Row(NamedTuple):
+class ActRow(NamedTuple):
     """An act: its entry in each column of StepDrawing."""
 
     lane: int
@@ -28,9 +28,19 @@ class _Row(NamedTuple):
     act: int
     start: int
     length: int
-    cause: int
-    why: int
-    register: int
+    cause: int = -1
+    why: int = -1
+    register: int = -1
+
+
+def to_columns(rows: Sequence[ActRow]) -> dict[str, Ints]:
+    """Return the columns of StepDrawing by their names."""
+    return {name: tuple(row[k] for row in rows) for k, name in enumerate(ActRow._fields)}
+
+
+def number(found: Iterable[Kind]) -> dict[Kind, int]:
+    """Return the values that differ, each with its place among them."""
+    return {each: at for at, each in enumerate(dict.fromkeys(found))}
 
 
 def draw(
@@ -43,22 +53,20 @@ def draw(
     stages = _choose_stages(plan, events)
     found = [k for k, event in enumerate(events) if event.stage in stages]
     shown = found[:MOST_ACTS]
-    place = {k: at for at, k in enumerate(shown)}
-    actors = list(dict.fromkeys(events[k].actor for k in shown))
-    named = {actor: at for at, actor in enumerate(actors)}
-    reasons = list(dict.fromkeys(cause.why for k in shown if (cause := causes[k])))
+    place, actors = number(shown), number(events[k].actor for k in shown)
+    reasons = number(cause.why for k in shown if (cause := causes[k]))
     tick_s = max(event.end for event in events) / _TICKS or 1.0
 
-    def row(k: int) -> _Row:
+    def row(k: int) -> ActRow:
         event, cause = events[k], causes[k]
-        lane, actor = stages.index(event.stage), named[event.actor]
+        lane, actor = stages.index(event.stage), actors[event.actor]
         start, length = event.start / tick_s, (event.end - event.start) / tick_s
-        waited = (-1, -1, -1)
-        if cause:
-            waited = (place.get(cause.of, -1), reasons.index(cause.why), cause.register)
-        return _Row(lane, actor, event.act, round(start), round(length), *waited)
+        made = ActRow(lane, actor, event.act, round(start), round(length))
+        if not cause:
+            return made
+        of, why = place.get(cause.of, -1), reasons[cause.why]
+        return made._replace(cause=of, why=why, register=cause.register)
 
-    columns = dict(zip(_Row._fields, zip(*map(row, shown), strict=True), strict=True))
     views = tuple(_actor(plan, plan.actors[a]) for a in actors)
     left = f" of {len(plan.placements)} stages" if len(stages) < len(plan.placements) else ""
     of = f"stage{'s' * (len(stages) > 1)} {spans(stages)}{left}"
@@ -71,7 +79,7 @@ def draw(
         reasons=tuple(reasons),
         slots=_slots(plan, views),
         chain=tuple(place[k] for k in chain if k in place),
-        **columns,
+        **to_columns([*map(row, shown)]),
     )
 
 
@@ -109,7 +117,8 @@ def _actor(plan: Plan, actor: Actor) -> ActorView:
 
 
 def axis_of(plan: Plan, actor: Actor) -> str:
-    return plan.axes[actor.work.step.axis] if isinstance(actor.work, BoxWork) else _BETWEEN
+    """Return the axis of a collective; "stages" for what goes from one to another."""
+    return plan.axes[actor.work.step.axis] if isinstance(actor.work, BoxWork) else "stages"
 
 
 def what_of(actor: Actor) -> str:

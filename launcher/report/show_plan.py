@@ -114,15 +114,16 @@ def _layer_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
     for v in (v for v in plan.graph.variables if v.kind != "state"):
         shape = tensors[v.tensor].shape
         held = largest_shape(shape, v.nd_sbp, plan.placements[v.stage].shape)
-        row = v.name, str(v.stage), _shape(shape), layout(v.nd_sbp), _shape(held)
+        row = v.name, str(v.stage), show_shape(shape), layout(v.nd_sbp), show_shape(held)
         op = outputs.get(v.name.rpartition(".")[0])
         if op and op.makes:
-            yield *row, _shape(tensors[op.makes[0]].shape), layout(op.out_sbp[0])
+            yield *row, show_shape(tensors[op.makes[0]].shape), layout(op.out_sbp[0])
         else:
             yield *row, "scalar", ""
 
 
-def _shape(shape: Iterable[int]) -> str:
+def show_shape(shape: Iterable[int]) -> str:
+    """Write a shape as a person does: 64 x 128."""
     return " x ".join(map(str, shape)) or "scalar"
 
 

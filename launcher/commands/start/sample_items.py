@@ -18,6 +18,7 @@ from flowrun.launcher.model.dataset_checks import check_items, check_kind, data_
 from flowrun.launcher.model.targets import make_object
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.recipe.schema import Target
+from flowrun.launcher.report.show_plan import show_shape
 from flowrun.launcher.terminal import doing
 
 _MOST = 32  # items that are read
@@ -42,9 +43,8 @@ class SampleItems:
     @property
     def comment(self) -> str:
         """Describe an item: "# 50 items: x float32 3 x 32 x 32, y int64 scalar"."""
-        shapes = {name: " x ".join(map(str, x.shape[1:])) for name, x in self.fields.items()}
         dtypes = {name: str(x.dtype).removeprefix("torch.") for name, x in self.fields.items()}
-        each = (f"{name} {dtypes[name]} {shape or 'scalar'}" for name, shape in shapes.items())
+        each = (f"{k} {dtypes[k]} {show_shape(x.shape[1:])}" for k, x in self.fields.items())
         return f"# {self.number:,} items: {', '.join(each)}"
 
 
