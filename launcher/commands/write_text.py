@@ -53,7 +53,7 @@ class TextWriter:
         """Return pieces of text that follow the prompt, as they are made."""
         ids = self._encode(prompt)
         self._note_cut("prompt", ids)
-        return generate(self.model, self.codec, ids, drawing)
+        return generate(self.model, Continuation(self.codec, ids, drawing))
 
     def continue_all(
         self, prompts: Sequence[Prompt], drawing: Drawing, chat: bool = False
@@ -99,10 +99,9 @@ class TextWriter:
         messages: list[Message] = []
         for question in questions:
             messages.append({"role": "user", "content": question})
-            pieces: list[str] = []
-            ids = self._encode_window(messages, drawing)
-            yield _keep(generate(self.model, self.codec, ids, drawing), pieces)
-            messages.append({"role": "assistant", "content": "".join(pieces)})
+            answer = Continuation(self.codec, self._encode_window(messages, drawing), drawing)
+            yield generate(self.model, answer)
+            messages.append({"role": "assistant", "content": answer.text})
 
     def _encode_window(self, messages: list[Message], drawing: Drawing) -> list[int]:
         """Return the ids of a conversation, and remove from it the oldest questions with their
@@ -126,12 +125,6 @@ class TextWriter:
     def _note_cut(self, what: str, ids: Sequence[int]) -> None:
         if len(ids) > (window := self.model.window):
             self.note(f"the {what} is {len(ids):,} tokens, of which the last {window:,} are read")
-
-
-def _keep(pieces: Iterable[str], kept: list[str]) -> Iterator[str]:
-    for piece in pieces:
-        kept.append(piece)
-        yield piece
 
 
 def open_writer(
@@ -203,7 +196,8 @@ def write_after(job: Job, folder: Path) -> tuple[str, str] | None:
         text, codec = "".join(map(decode, ids[:asked])), writer.codec
         asks = codec.last_question(ids[:asked]) if isinstance(codec, codecs.TokenizerCodec) else ""
         shown = f"> {(asks or text).strip()[:_LONGEST]}\n"
-        return shown, "".join(generate(writer.model, writer.codec, ids[:asked], _SHORT))
+        answer = Continuation(codec, ids[:asked], _SHORT)
+        return shown, "".join(generate(writer.model, answer))
     prompt = "".join(decode(each) for each in ids[: max(1, min(_PROMPT, len(ids) // 2))])
     return prompt, "".join(writer.continue_text(prompt, _SHORT))
 

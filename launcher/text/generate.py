@@ -125,15 +125,12 @@ def write_all(model: TextModel, texts: Sequence[Continuation]) -> Iterator[int]:
         ended += len(group)
 
 
-def generate(
-    model: TextModel, codec: Codec, prompt: Sequence[int], drawing: Drawing
-) -> Iterator[str]:
-    """Yield pieces of text that follow the prompt, as they are made; an id that ends a text, or a
-    stop text, ends it earlier than `drawing.tokens` does.
+def generate(model: TextModel, written: Continuation) -> Iterator[str]:
+    """Yield the pieces of a text after a prompt of at least one id, as they are made.
 
-    model, codec: of the same ids.  prompt: at least one.  Raises RecipeError where they are not.
+    Raises RecipeError where the codec is not that of the model's ids.
     """
-    written, shown = Continuation(codec, prompt, drawing), 0
+    shown = 0
     for _ in write_together(model, [written]):
         yield written.text[shown:]
         shown = len(written.text)

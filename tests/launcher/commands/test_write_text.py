@@ -18,7 +18,7 @@ from flowrun.launcher.recipe.compose import load
 from flowrun.launcher.run import run
 from flowrun.launcher.store.checkpoint import find_all
 from flowrun.launcher.terminal.console import printable
-from flowrun.launcher.text.generate import Drawing, generate
+from flowrun.launcher.text.generate import Continuation, Drawing, generate
 from support.nets.small_llama import small_llama
 from support.runs.saved_run import TINY, save_run
 from support.runs.workplace import End
@@ -107,7 +107,7 @@ def test_an_answer_knows_the_questions_before(
             {"role": "user", "content": "the dog"},
         ]
     )
-    assert answers[1] == "".join(generate(writer.model, writer.codec, ids, SHORT))
+    assert answers[1] == "".join(generate(writer.model, Continuation(writer.codec, ids, SHORT)))
     monkeypatch.setattr("sys.stdin", io.StringIO("the cat\n\nthe dog\n"))
     asked = zip(("the cat", "the dog"), answers, strict=True)
     shown = "".join(f"> {question}\n{printable(answer)}\n" for question, answer in asked)
@@ -164,7 +164,7 @@ def test_a_chat_longer_than_the_window_leaves_out_whole_messages(workplace: Path
     drawing = replace(SHORT, tokens=6)
     for answer in replace(writer, model=short).answer(["the cat"] * 2, drawing):
         written = "".join(answer)
-    assert written == "".join(generate(short, writer.codec, alone, drawing))
+    assert written == "".join(generate(short, Continuation(writer.codec, alone, drawing)))
     [line] = notes
     assert line.startswith("the conversation is ") and f"reads {short.window} at once" in line
     assert line.endswith("the 2 oldest messages are left out")
@@ -200,7 +200,7 @@ def test_the_end_of_a_chat_run_shows_a_question_and_its_answer(workplace: Path) 
     job = Job(load([f"recipe={folder / 'recipe.yaml'}"]))
     writer = open_writer(folder)
     ids = writer.codec.encode_chat(said[:2])[:-1]  # the space begins the answer's first token
-    answer = "".join(generate(writer.model, writer.codec, ids, Drawing(tokens=160)))
+    answer = "".join(generate(writer.model, Continuation(writer.codec, ids, Drawing(tokens=160))))
     assert write_after(job, folder) == ("> the cat sat\n", answer)
 
 

@@ -32,20 +32,25 @@ def made(module: nn.Module, window: int = 3) -> TextModel:
     return text_model(module, {"tokens_BT": "tokens"}, window, "Model")
 
 
+def written(model: TextModel, prompt: bytes, how: Drawing, codec: Any = ByteCodec) -> str:
+    return "".join(generate(model, Continuation(codec(), prompt, how)))
+
+
 def test_each_token_is_fed_back() -> None:
-    assert "".join(generate(made(NextLetter()), ByteCodec(), b"xa", LIKELIEST)) == "bcdef"
+    assert written(made(NextLetter()), b"xa", LIKELIEST) == "bcdef"
 
 
 def test_the_last_window_is_read() -> None:
     module = NextLetter()
-    list(generate(made(module), ByteCodec(), b"ab", LIKELIEST))
+    written(made(module), b"ab", LIKELIEST)
     assert module.read == [2, 3, 3, 3, 3]
 
 
 def test_a_text_ends_where_the_codec_says() -> None:
-    codec = ByteCodec()
-    codec.ends = frozenset(b"d")
-    assert "".join(generate(made(NextLetter()), codec, b"a", LIKELIEST)) == "bc"
+    class Ends(ByteCodec):
+        ends = frozenset(b"d")
+
+    assert written(made(NextLetter()), b"a", LIKELIEST, Ends) == "bc"
 
 
 def test_ids_without_text_are_not_drawn() -> None:
@@ -53,7 +58,7 @@ def test_ids_without_text_are_not_drawn() -> None:
     logits = torch.zeros(257)
     logits[256] = 100
     module.forward = lambda tokens_BT: logits.expand(*tokens_BT.shape, 257)  # type: ignore[method-assign]
-    assert len("".join(generate(made(module), ByteCodec(), b"a", Drawing(tokens=3)))) <= 3
+    assert len(written(made(module), b"a", Drawing(tokens=3))) <= 3
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
@@ -86,14 +91,11 @@ def test_more_ids_than_logits_are_refused() -> None:
             return torch.zeros(*tokens_BT.shape, 8)
 
     with pytest.raises(RecipeError, match="has 256 ids, and Model logits of 8"):
-        list(generate(made(Few()), ByteCodec(), b"a", LIKELIEST))
+        written(made(Few()), b"a", LIKELIEST)
 
 
 def test_a_seed_repeats_a_text() -> None:
-    texts = [
-        "".join(generate(made(NextLetter()), ByteCodec(), b"a", Drawing(tokens=20, seed=seed)))
-        for seed in (1, 1, 2)
-    ]
+    texts = [written(made(NextLetter()), b"a", Drawing(tokens=20, seed=seed)) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
 
 
@@ -135,7 +137,7 @@ def test_a_text_ends_before_a_stop_text(stops: tuple[str, ...], text: str, why: 
     for _ in write_all(made(NextLetter()), [written]):
         assert text.startswith(written.text)
     assert (written.text, written.stopped_by) == (text, why)
-    pieces = [*generate(made(NextLetter()), ByteCodec(), b"a", drawing)]
+    pieces = [*generate(made(NextLetter()), Continuation(ByteCodec(), b"a", drawing))]
     assert "".join(pieces) == text
 
 
@@ -158,7 +160,7 @@ def test_a_text_is_that_of_its_prompt_alone(
     ended = [*write_all(made(module, 24), texts)]
     assert ended == sorted(ended) and ended[-1] == len(prompts)
     for prompt, text in zip(prompts, texts, strict=True):
-        assert text.text == "".join(generate(made(module, 24), ByteCodec(), prompt, how))
+        assert text.text == written(made(module, 24), prompt, how)
 
 
 @pytest.mark.parametrize(("kept", "read"), [(False, [2, 3, 4] * 3), (True, [2, 1, 1])])
