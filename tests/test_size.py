@@ -54,7 +54,7 @@ BUDGETS = {
     "launcher/platforms": 330,
     "launcher/ranks": 2_010,
     "launcher/recipe": 3_527,
-    "launcher/report": 2_628,
+    "launcher/report": 2_626,
     "launcher/store": 1_124,
     "launcher/supervise": 4_849,
     "launcher/terminal": 337,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_748,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_729, "tests": 59_647, "docs": 50_000}
+SUMS = {"source": 81_727, "tests": 59_647, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 356, "except Exception": 30, "functions above complexity 15": 0}

@@ -27,9 +27,13 @@ ChromeEvent = dict[str, object]
 NAME = "trace.json"
 FORESEEN = 1 << 16  # process of a stage: above that of any rank
 _PHASE = rf"(?P<phase>{'|'.join(PHASES)})"
-_OF_REGION = re.compile(rf"(?P<module>.+)\.{_PHASE}\.\d+\.\d+")
-_OF_BOXING = re.compile(rf"(?P<kind>[a-z_]+)\.(?P<axis>\w+)\.(?P<module>.+)\.{_PHASE}")
-_OF_MESSAGE = re.compile(rf"(?P<kind>send|receive)\.(?P<module>.+)\.(\d+)to(\d+)\.{_PHASE}")
+_TITLES = {  # the name of a region, of a message or of a collective -> how it is said
+    rf"(?P<of>.+)\.{_PHASE}\.\d+\.\d+": "{of}, {phase}",
+    rf"(?P<kind>send|receive)\.(?P<of>.+)\.(?P<a>\d+)to(?P<b>\d+)\.{_PHASE}": (
+        "{kind}, stage {a} to {b}: {of}, {phase}"
+    ),
+    rf"(?P<kind>[a-z_]+)\.(?P<axis>\w+)\.(?P<of>.+)\.{_PHASE}": "{kind} over {axis}: {of}, {phase}",
+}
 _WITHIN_NS = 2  # an arrow ends within a slice, whose own end is rounded
 
 
@@ -176,19 +180,13 @@ def title(name: str) -> str:
     """Say in words what an actor does, by its name: "blocks.0, forward", "all-reduce over tensor:
     head, update".  A name of another form stays as it is.
     """
-    if found := _OF_REGION.fullmatch(name):
-        return f"{found['module']}, {_words(found['phase'])}"
-    if found := _OF_MESSAGE.fullmatch(name):
-        what = f"{found['kind']}, stage {found[3]} to {found[4]}"
-        return f"{what}: {found['module']}, {_words(found['phase'])}"
-    if found := _OF_BOXING.fullmatch(name):
-        what = f"{found['kind'].replace('_', '-')} over {found['axis']}"
-        return f"{what}: {found['module']}, {_words(found['phase'])}"
+    for form, said in _TITLES.items():
+        if found := re.fullmatch(form, name):
+            words = found.groupdict()
+            kind = words.get("kind", "").replace("_", "-")
+            phase = "weight gradient" if words["phase"] == WEIGHT_GRAD else words["phase"]
+            return said.format_map({**words, "kind": kind, "phase": phase})
     return name
-
-
-def _words(phase: str) -> str:
-    return "weight gradient" if phase == WEIGHT_GRAD else phase
 
 
 def _meta(process: int, row: int, what: str, **args: object) -> ChromeEvent:
