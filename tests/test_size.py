@@ -44,9 +44,9 @@ BUDGETS = {
     "launcher": 360,
     "launcher/bench": 2_186,
     "launcher/command_line": 1_968,
-    "launcher/commands": 4_295,
-    "launcher/data": 3_770,
-    "launcher/job": 2_394,
+    "launcher/commands": 4_294,
+    "launcher/data": 3_767,
+    "launcher/job": 2_388,
     "launcher/listeners": 675,
     "launcher/model": 2_932,
     "launcher/page": 1_029,
@@ -54,10 +54,10 @@ BUDGETS = {
     "launcher/platforms": 330,
     "launcher/ranks": 2_010,
     "launcher/recipe": 3_527,
-    "launcher/report": 2_626,
+    "launcher/report": 2_610,
     "launcher/store": 1_124,
     "launcher/supervise": 4_849,
-    "launcher/terminal": 337,
+    "launcher/terminal": 340,
     "launcher/text": 598,
     "launcher/urls": 513,
     "models": 1_853,
@@ -74,10 +74,10 @@ BUDGETS = {
     "tests/support": 9_748,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_727, "tests": 59_647, "docs": 50_000}
+SUMS = {"source": 81_704, "tests": 59_647, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
-OPEN = {"Any": 356, "except Exception": 30, "functions above complexity 15": 0}
+OPEN = {"Any": 354, "except Exception": 30, "functions above complexity 15": 0}
 
 
 @cache

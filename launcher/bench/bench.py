@@ -25,7 +25,7 @@ from flowrun.launcher.bench.show_results import draw, table
 from flowrun.launcher.bench.suite import Suite, round_of
 from flowrun.launcher.bench.sweep import expand_sweep
 from flowrun.launcher.recipe.compose import compose
-from flowrun.launcher.report.report import strict
+from flowrun.launcher.terminal.as_json import strict
 from flowrun.launcher.terminal.console import NO_PLOT
 from flowrun.launcher.terminal.units import duration, seconds
 

@@ -96,10 +96,8 @@ class NamedFields(Dataset[dict[str, object]]):
     """
 
     def __init__(self, data: Any, names: Sequence[str | None] | Mapping[str, str]) -> None:
-        self.data, self.names = (
-            Streamed.around(data),
-            names if isinstance(names, Mapping) else (*names,),
-        )
+        self.data = Streamed.around(data)
+        self.names = names if isinstance(names, Mapping) else (*names,)
         self.sample_seconds = sample_seconds(data)
         self.in_order, self.notes = is_in_order(self.data), getattr(self.data, "notes", ())
 
@@ -112,11 +110,10 @@ class NamedFields(Dataset[dict[str, object]]):
             if len(values) != len(names):
                 raise ValueError(f"it has {len(values)} values, and {len(names)} names are given")
             names = {name: path for name, path in zip(names, values, strict=True) if name}
-        tensors = {name: as_tensor(values[path]) for name, path in names.items()}
-        return {  # collate says what is wrong with what makes no tensor
-            name: values[names[name]] if tensor is None else tensor
-            for name, tensor in tensors.items()
-        }
+        named = {name: values[path] for name, path in names.items()}
+        tensors = ((name, as_tensor(value)) for name, value in named.items())
+        # collate says what is wrong with what makes no tensor
+        return named | {name: tensor for name, tensor in tensors if tensor is not None}
 
 
 def is_in_order(data: object) -> bool:

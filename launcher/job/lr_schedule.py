@@ -15,15 +15,15 @@ import itertools
 import math
 import warnings
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch.optim import SGD, lr_scheduler
 
-from flowrun.engine.errors import RecipeError
+from flowrun.engine.errors import RecipeError, refuse_as
 from flowrun.engine.strategy import Optimizer
 from flowrun.launcher.model.targets import check_arguments, find, make_function
 from flowrun.launcher.recipe.recipe import Recipe
@@ -82,13 +82,9 @@ def rates(optim: Optim, lrs: Iterable[float], steps: int) -> Rates:
 _TOO_SHORT = "Let total_steps and T_max be train.steps, or leave them out."
 
 
-@contextmanager
-def _refusing(where: str, what: str, instead: str = "") -> Iterator[None]:
-    """Raise RecipeError for what torch's own arithmetic raises of arguments of the recipe."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
-        raise RecipeError(where, f"{what}: {type(e).__name__}: {e}", instead) from e
+def _refusing(where: str, what: str, instead: str = "") -> AbstractContextManager[None]:
+    """Raise RecipeError for what torch or a user's class raises of arguments of the recipe."""
+    return refuse_as(lambda e: RecipeError(where, f"{what}: {type(e).__name__}: {e}", instead))
 
 
 def _check_rate(rate: object, step: int) -> float:
@@ -128,6 +124,7 @@ def _parts(optim: Optim, steps: int) -> list[SchedulePart]:
     entries = list(given) if listed else [given] if given else []
     parts: list[SchedulePart] = []
     if rise:
+        entries = entries or [{"name": "ConstantLR", "factor": 1.0}]
         linear = {"start_factor": 1.0 / rise, "total_iters": max(1, rise - 1)}
         parts.append(SchedulePart("optim.warmup_steps", lr_scheduler.LinearLR, linear, rise))
     for k, entry in enumerate(entries):
@@ -142,9 +139,6 @@ def _parts(optim: Optim, steps: int) -> list[SchedulePart]:
         )
         left = max(1, steps - sum(part.lasts for part in parts))
         parts.append(SchedulePart(where, kind, arguments, int(lasts or left)))
-    if rise and not entries:
-        constant = {"factor": 1.0}
-        parts.append(SchedulePart("optim.schedule", lr_scheduler.ConstantLR, constant, steps))
     for part in parts:
         require(
             part.name not in _ALONE or len(parts) == 1,

@@ -29,14 +29,7 @@ from flowrun.launcher.listeners.listener import FAILED, PREEMPTED, TAGS, RunInfo
 from flowrun.launcher.recipe.schema import ROLLBACK
 from flowrun.launcher.report.metric_lines import list_lines_before, open_metrics
 from flowrun.launcher.report.progress import Progress, list_steps
-from flowrun.launcher.report.report import (
-    Report,
-    SkippedSteps,
-    StepLog,
-    StepRecord,
-    numbers,
-    strict,
-)
+from flowrun.launcher.report.report import Report, SkippedSteps, StepLog, StepRecord, numbers
 from flowrun.launcher.report.run_environment import describe_environment
 from flowrun.launcher.store import checkpoint as checkpoints
 from flowrun.launcher.store.checkpoint import Checkpoint, complete, find_all
@@ -51,6 +44,7 @@ from flowrun.launcher.store.run_files import (
     RESTARTS,
 )
 from flowrun.launcher.store.run_tokenizer import keep_tokenizer
+from flowrun.launcher.terminal.as_json import strict
 from flowrun.launcher.terminal.console import STDERR, STDOUT, say
 
 _NO_TARGET = (

@@ -10,7 +10,7 @@ import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +24,13 @@ from flowrun.engine.trace.stragglers import find_straggler
 from flowrun.engine.trace.trace import TraceEvent
 from flowrun.launcher.job.job import Job
 from flowrun.launcher.store.run_files import REPORT
+from flowrun.launcher.terminal.as_json import strict
 from flowrun.launcher.terminal.units import seconds
 
 _STEPS_KEPT = 10_000  # the median of seconds is of these
 _SKIPPED_KEPT = 1000
 READING_SHARE = 0.1  # of a step: readers that add more are named
 FAR = 4 / 3  # what is foreseen and what is measured, of a step: the profile does not fit
-
-
-def strict(value: Any) -> Any:
-    """The same for JSON, which has no number that is not finite: null stands for each."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: strict(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [strict(each) for each in value]
-    return value
 
 
 def numbers(validation: Results) -> dict[str, float]:
@@ -253,7 +243,7 @@ class Report:
         )
 
     def to_json(self) -> str:
-        return json.dumps(strict(asdict(self)), indent=2)
+        return json.dumps(strict(self), indent=2)
 
     @staticmethod
     def from_json(text: str) -> Report:

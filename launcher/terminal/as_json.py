@@ -18,16 +18,19 @@ _PLAIN = {str: "string", Path: "string", bool: "boolean", int: "integer", NoneTy
 
 def to_json(found: object) -> str:
     """Return a frozen type as a line of JSON: a path is text, a number that is not finite null."""
-    return json.dumps({"version": VERSION, **_plain(found)}, separators=(",", ":"))
+    return json.dumps({"version": VERSION, **strict(found)}, separators=(",", ":"))
 
 
-def _plain(value: Any) -> Any:
+def strict(value: Any) -> Any:
+    """Return what JSON has in place of a value: it has no path, and no number that is not finite,
+    for each of which null stands.
+    """
     if is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        return {each.name: strict(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): strict(each) for key, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(each) for each in value]
+        return [strict(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping
+
+from hydra.utils import get_class
 
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.terminal.as_json import describe_fields
 
-_COMMANDS = "flowrun.launcher.commands"
-# module and type of what a command prints; each is imported when it is asked for
-OUTPUTS: Mapping[str, tuple[str, str]] = {
-    "bench": ("flowrun.launcher.bench.results", "BenchResult"),
-    "check": (f"{_COMMANDS}.start.check_recipes", "CheckedRecipes"),
-    "eval": (f"{_COMMANDS}.evaluate", "Evaluation"),
-    "recipes": (f"{_COMMANDS}.start.list_recipes", "RecipeList"),
-    "plan": ("flowrun.launcher.page.page_data", "Page"),
-    "report": ("flowrun.launcher.page.page_data", "Page"),
-    "runs": (f"{_COMMANDS}.run_folders.run_summary", "RunList"),
-    "sample": ("flowrun.launcher.text.prompts", "WrittenText"),
-    "status": (f"{_COMMANDS}.run_folders.run_summary", "RunSummary"),
-    "verify": (f"{_COMMANDS}.verify", "LayoutComparison"),
+# command -> the type of what it prints, in launcher/, which is imported when it is asked for
+OUTPUTS: Mapping[str, str] = {
+    "bench": "bench.results.BenchResult",
+    "check": "commands.start.check_recipes.CheckedRecipes",
+    "eval": "commands.evaluate.Evaluation",
+    "recipes": "commands.start.list_recipes.RecipeList",
+    "plan": "page.page_data.Page",
+    "report": "page.page_data.Page",
+    "runs": "commands.run_folders.run_summary.RunList",
+    "sample": "text.prompts.WrittenText",
+    "status": "commands.run_folders.run_summary.RunSummary",
+    "verify": "commands.verify.LayoutComparison",
 }
 
 
@@ -31,8 +31,7 @@ def type_of(command: str) -> type:
         raise CommandLineError(
             f"--of {command}", "this command prints no JSON.", f"Write one of {', '.join(OUTPUTS)}."
         )
-    module, name = OUTPUTS[command]
-    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+    return get_class(f"flowrun.launcher.{OUTPUTS[command]}")
 
 
 def schema_of(command: str) -> str:
