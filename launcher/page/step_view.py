@@ -60,12 +60,9 @@ def draw(
     def row(k: int) -> ActRow:
         event, cause = events[k], causes[k]
         lane, actor = stages.index(event.stage), actors[event.actor]
-        start, length = event.start / tick_s, (event.end - event.start) / tick_s
-        made = ActRow(lane, actor, event.act, round(start), round(length))
-        if not cause:
-            return made
-        of, why = place.get(cause.of, -1), reasons[cause.why]
-        return made._replace(cause=of, why=why, register=cause.register)
+        times = round(event.start / tick_s), round((event.end - event.start) / tick_s)
+        waited = (place.get(cause.of, -1), reasons[cause.why], cause.register) if cause else ()
+        return ActRow(lane, actor, event.act, *times, *waited)
 
     views = tuple(_actor(plan, plan.actors[a]) for a in actors)
     left = f" of {len(plan.placements)} stages" if len(stages) < len(plan.placements) else ""

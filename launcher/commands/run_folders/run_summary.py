@@ -17,7 +17,7 @@ from flowrun.engine.errors import RecipeError
 from flowrun.engine.ir.files import DAMAGED
 from flowrun.engine.ir.own_files import cache_folder
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
-from flowrun.launcher.report.metric_lines import parse_metric_line, read_lines
+from flowrun.launcher.report.metric_lines import numbers_of, read_lines
 from flowrun.launcher.store.run_files import ENDED, METRICS, RECIPE, REPORT, RESTARTS
 from flowrun.launcher.supervise.hands.lease import FILE as LEASE
 from flowrun.launcher.supervise.hands.lease import Lease
@@ -91,21 +91,15 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
 def summarize(folder: Path) -> RunSummary:
     """Read a run's folder.  Raises RecipeError where it is none."""
     keys, metrics = read_keys(folder), folder / METRICS
-    done, loss, validation = 0, None, None
-    for line in filter(None, map(parse_metric_line, read_lines(metrics, -_TAIL)[0])):
-        done = line.step + 1
-        if line.validation is None:
-            loss = line.loss
-        else:
-            validation = line.validation.get("loss")
+    step, validation = read_newest(folder)
     written = (metrics if metrics.exists() else folder / RECIPE).stat().st_mtime
     return RunSummary(
         folder=folder,
         name=str(keys.get("name") or ""),
         asked=0 if keys["train"].get("epochs") else int(keys["train"]["steps"]),
-        done=done,
-        loss=loss,
-        validation=validation,
+        done=step.get("step", -1) + 1,
+        loss=step.get("loss"),
+        validation=validation.get("loss"),
         status=find_status(folder),
         time=written,
         age_s=max(0.0, time.time() - written),
@@ -123,10 +117,11 @@ def read_newest(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     for text in read_lines(folder / METRICS, -_TAIL)[0]:
         with suppress(*DAMAGED):
             line = json.loads(text)
+            found = dict(numbers_of(line))
             if "validation" in line:
-                validation = dict(line["validation"])
+                validation = {tag.removeprefix("validation/"): x for tag, x in found.items()}
             else:
-                step |= line
+                step |= {**found, "step": int(line["step"])}
     return step, validation
 
 
