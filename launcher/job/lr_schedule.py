@@ -30,23 +30,10 @@ from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import did_you_mean, one_of, require
 from flowrun.launcher.recipe.schema import TARGET, Optim
 
+_NAMES = """ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts CyclicLR ExponentialLR LambdaLR
+LinearLR MultiplicativeLR MultiStepLR OneCycleLR PolynomialLR ReduceLROnPlateau StepLR"""
 SCHEDULES: Mapping[str, type[lr_scheduler.LRScheduler]] = {  # torch's, or classes of the same form
-    kind.__name__: kind
-    for kind in (
-        lr_scheduler.ConstantLR,
-        lr_scheduler.CosineAnnealingLR,
-        lr_scheduler.CosineAnnealingWarmRestarts,
-        lr_scheduler.CyclicLR,
-        lr_scheduler.ExponentialLR,
-        lr_scheduler.LambdaLR,
-        lr_scheduler.LinearLR,
-        lr_scheduler.MultiplicativeLR,
-        lr_scheduler.MultiStepLR,
-        lr_scheduler.OneCycleLR,
-        lr_scheduler.PolynomialLR,
-        lr_scheduler.ReduceLROnPlateau,
-        lr_scheduler.StepLR,
-    )
+    name: getattr(lr_scheduler, name) for name in _NAMES.split()
 }
 _LASTS = {"CosineAnnealingLR": "T_max", "OneCycleLR": "total_steps"}
 _ALONE = ("OneCycleLR", "CyclicLR")  # they set the rate themselves, whatever came before
@@ -158,9 +145,7 @@ def _parts(optim: Optim, steps: int) -> list[SchedulePart]:
 
 def _read(entry: object, where: str) -> tuple[type[lr_scheduler.LRScheduler], dict[str, Any]]:
     if not isinstance(entry, Mapping) or (TARGET in entry) == ("name" in entry):
-        instead = (
-            "Write {name: CosineAnnealingLR, T_max: 200}, or {_target_: a function of a step}."
-        )
+        instead = "Write {name: CosineAnnealingLR, T_max: 200} or {_target_: function of a step}."
         raise RecipeError(where, "nothing names the schedule.", instead)
     name = str(entry.get("name") or entry[TARGET])
     given = {key: value for key, value in entry.items() if key not in ("name", TARGET)}

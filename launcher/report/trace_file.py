@@ -170,10 +170,9 @@ def _name_rows(process: int, name: str, actors: Iterable[Actor]) -> Iterator[Chr
     yield _meta(process, 0, "process_name", name=name)
     yield _meta(process, 0, "process_sort_index", sort_index=process)
     for actor in actors:
-        yield _meta(
-            process, actor.id + 1, "thread_name", name=f"{title(actor.name)} (actor {actor.id})"
-        )
-        yield _meta(process, actor.id + 1, "thread_sort_index", sort_index=actor.id + 1)
+        row, said = actor.id + 1, f"{title(actor.name)} (actor {actor.id})"
+        yield _meta(process, row, "thread_name", name=said)
+        yield _meta(process, row, "thread_sort_index", sort_index=row)
 
 
 def title(name: str) -> str:
