@@ -44,11 +44,11 @@ BUDGETS = {
     "launcher": 360,
     "launcher/bench": 2_186,
     "launcher/command_line": 1_968,
-    "launcher/commands": 4_289,
+    "launcher/commands": 4_282,
     "launcher/data": 3_767,
     "launcher/job": 2_373,
     "launcher/listeners": 675,
-    "launcher/model": 2_932,
+    "launcher/model": 2_939,
     "launcher/page": 1_026,
     "launcher/place": 2_078,
     "launcher/platforms": 330,
@@ -58,7 +58,7 @@ BUDGETS = {
     "launcher/store": 1_124,
     "launcher/supervise": 4_849,
     "launcher/terminal": 340,
-    "launcher/text": 598,
+    "launcher/text": 595,
     "launcher/urls": 513,
     "models": 1_853,
     "testing": 115,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_748,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_680, "tests": 59_647, "docs": 50_000}
+SUMS = {"source": 81_677, "tests": 59_647, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 354, "except Exception": 30, "functions above complexity 15": 0}

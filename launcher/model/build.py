@@ -39,7 +39,7 @@ from flowrun.launcher.model.deferred import LEAST_BYTES, Unrecordable, defer
 from flowrun.launcher.model.initial import Initial, initial_of, named_tensors
 from flowrun.launcher.model.packed_inputs import packed_inputs
 from flowrun.launcher.model.pretrained import weights_of
-from flowrun.launcher.model.targets import find, make_function, make_object
+from flowrun.launcher.model.targets import find, list_arguments, make_function, make_object
 from flowrun.launcher.recipe.recipe import Recipe
 from flowrun.launcher.recipe.recipe_errors import did_you_mean, require
 from flowrun.launcher.recipe.schema import FP32, KEEP_DTYPE, MIRRORED, ROWWISE, TARGET, Fp8
@@ -367,15 +367,15 @@ def task_inputs(recipe: Recipe, model: nn.Module, item: Mapping[str, Tensor]) ->
     item: one of the data set.  Raises RecipeError for a field that it lacks.
     """
     parameters = inspect.signature(model.forward).parameters.values()
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    inputs = dict(recipe.task.inputs) or {p.name: p.name for p in named if p.name in item}
+    named = list_arguments(model.forward)
+    inputs = dict(recipe.task.inputs) or {name: name for name in named if name in item}
     inputs |= packed_inputs(model, item, inputs)
-    _check_inputs(inputs, item, inputs if anything else [p.name for p in named])
-    missing = [p.name for p in named if p.default is p.empty and p.name not in inputs]
+    _check_inputs(inputs, item, inputs if anything else [*named])
+    missing = [name for name, must in named.items() if must and name not in inputs]
     if missing or not inputs:
-        names = [p.name for p in named]
-        raise RecipeError("task.inputs", *_explain_unfed(model, missing, names, ", ".join(item)))
+        found = _explain_unfed(model, missing, [*named], ", ".join(item))
+        raise RecipeError("task.inputs", *found)
     return inputs
 
 

@@ -132,6 +132,13 @@ def _arguments_of(target: Target) -> dict[str, object]:
     return {k: value for k, value in target.items() if not (k.startswith("_") and k.endswith("_"))}
 
 
+def list_arguments(function: Callable[..., object] | None) -> dict[str, bool]:
+    """Return the arguments of a function, and whether each must be given; of None, none."""
+    parameters = inspect.signature(function).parameters.values() if function else ()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return {p.name: p.default is p.empty for p in named if p.name != "self"}
+
+
 def check_arguments(
     made_by: Callable[..., object], arguments: Mapping[str, object], where: str, positional: int = 0
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrun.engine.errors import RecipeError
+from flowrun.launcher.model.targets import list_arguments
 from flowrun.launcher.text.kept_keys import KeptKeys
 from flowrun.models.gpt import GPT
 from flowrun.models.llama import Llama
@@ -84,9 +84,8 @@ def text_model(
     window: the most tokens that training had; None: the model says how many it takes.  name: for
     errors.  Raises RecipeError for a model that predicts no next token.
     """
-    parameters = inspect.signature(module.forward).parameters.values()
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    argument = _argument_of_tokens(named, inputs, name)
+    arguments = list_arguments(module.forward)
+    argument = _argument_of_tokens(arguments, inputs, name)
     cache = _OWN if type(module) in (GPT, Llama) else ""
     if hasattr(module, "can_generate"):  # a model of transformers
         config = getattr(module, "config", None)
@@ -94,21 +93,19 @@ def text_model(
             raise _no_text(name, "it predicts no next token (transformers' can_generate)")
         window = getattr(config, "max_position_embeddings", None) or window
         if not getattr(module, "_is_stateful", False):
-            cache = next((p.name for p in named if p.name in _KEYS), "")
+            cache = next((each for each in arguments if each in _KEYS), "")
     if not window:
         raise _no_text(name, "nothing says how many tokens it reads at once")
     return TextModel(module=module.eval(), argument=argument, window=window, name=name, cache=cache)
 
 
-def _argument_of_tokens(
-    named: Sequence[inspect.Parameter], inputs: Mapping[str, str], name: str
-) -> str:
+def _argument_of_tokens(arguments: Mapping[str, bool], inputs: Mapping[str, str], name: str) -> str:
     """Return the argument of forward that takes tokens, and which is all that it needs."""
-    fed = dict(inputs) or {p.name: "" for p in named}
+    fed = inputs or dict.fromkeys(arguments, "")
     argument = next((name for name, field in fed.items() if _is_tokens(name, field)), None)
     if argument is None:
         raise _no_text(name, f"none of its arguments ({', '.join(fed) or 'none'}) takes tokens")
-    others = [p.name for p in named if p.default is p.empty and p.name != argument]
+    others = [each for each, must in arguments.items() if must and each != argument]
     if others:
         raise _no_text(name, f"it needs {', '.join(others)} with the tokens")
     return argument

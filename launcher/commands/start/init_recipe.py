@@ -24,12 +24,12 @@ from flowrun.launcher.commands.start.inspect_model import (
     find_model,
     find_named,
     find_path,
-    list_arguments,
     name_data,
     of_word,
 )
 from flowrun.launcher.commands.start.sample_items import SampleItems, read_items
 from flowrun.launcher.model.dataset_checks import NAMED
+from flowrun.launcher.model.targets import list_arguments
 from flowrun.launcher.recipe.key_schema import flatten_keys
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.recipe.schema import Target

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from flowrun.engine.errors import FlowrunError
-from flowrun.launcher.model.targets import find, import_named
+from flowrun.launcher.model.targets import find, import_named, list_arguments
 from flowrun.launcher.recipe.locate import COMMAND_LINE
 from flowrun.launcher.recipe.recipe_errors import CommandLineError
 from flowrun.launcher.recipe.schema import Target
@@ -141,10 +141,3 @@ def of_word(word: str) -> Iterator[None]:
         yield
     except FlowrunError as error:
         raise CommandLineError(word, error.problem, error.instead) from error
-
-
-def list_arguments(function: Callable[..., object] | None) -> dict[str, bool]:
-    """Return the arguments of a function, and whether each must be given; of None, none."""
-    parameters = inspect.signature(function).parameters.values() if function else ()
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    return {p.name: p.default is p.empty for p in named if p.name != "self"}
