@@ -59,7 +59,7 @@ def numbers_of(line: Mapping[str, object]) -> Iterator[tuple[str, float | None]]
 def read_lines(file: Path, at: int) -> tuple[list[str], int]:
     """Return the whole lines of a file that grows, if it is there, and the byte after them.
 
-    at: the byte where they begin, at most the end of the file; below 0, so many before its end.
+    at: the byte where they begin, at most the end of the file; below 0, counted from its end.
     """
     with suppress(OSError), file.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
