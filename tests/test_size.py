@@ -55,8 +55,8 @@ BUDGETS = {
     "launcher/ranks": 2_010,
     "launcher/recipe": 3_527,
     "launcher/report": 2_609,
-    "launcher/store": 1_124,
-    "launcher/supervise": 4_849,
+    "launcher/store": 1_118,
+    "launcher/supervise": 4_842,
     "launcher/terminal": 340,
     "launcher/text": 595,
     "launcher/urls": 513,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_748,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_677, "tests": 59_647, "docs": 50_000}
+SUMS = {"source": 81_664, "tests": 59_647, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 354, "except Exception": 30, "functions above complexity 15": 0}

@@ -102,9 +102,6 @@ class Checkpoint:
 
     @cached_property
     def _about(self) -> About:
-        return self._read_about()
-
-    def _read_about(self) -> About:
         return About.from_json((self.folder / ABOUT).read_text(encoding="utf-8"))
 
     def text(self) -> str:
@@ -137,7 +134,7 @@ class Checkpoint:
     def damage(self) -> str:
         """Say what is wrong with its files; "" if all are as they were written."""
         try:
-            about = self._read_about()
+            about = replace(self).about()  # as it is now
         except FileNotFoundError:
             return f"{ABOUT}: it is missing."
         except (OSError, ValueError, TypeError) as error:

@@ -52,7 +52,6 @@ class KeptRun:
         self._put: dict[str, tuple[int, int]] = {}  # file -> size and time when it was put
         self._begun: tuple[int, str] | None = None  # the checkpoint that is half there
         self._writer = ""
-        self._is_new = False
         self._wanted, self._ends = threading.Event(), False
         self._slots = threading.Semaphore(AT_ONCE)  # of files that move
         self._thread: threading.Thread | None = None
@@ -68,8 +67,8 @@ class KeptRun:
             raise self._lost()
         if not self._writer and not follows:  # else hosts have agreed where they begin
             self.check_newest(find_all(self.folder))
-        store, self._writer, self._put = self.store, f"{epoch} {door} {self._name}", {}
-        self._is_new = True  # the store may have files of an end before, that the folder lacks
+        store, self._writer = self.store, f"{epoch} {door} {self._name}"
+        self._put = dict.fromkeys((REPORT, ENDED), (-1, -1))  # of an end before, as it may be
         with store.refusing(STORE):
             store.write(_WRITER, self._writer.encode())
             there = whole_checkpoints(store.find())
@@ -95,13 +94,12 @@ class KeptRun:
         """Return the epoch, the door and the name of who writes there, as far as it is known."""
         try:
             epoch, door, name = self.store.read(_WRITER).split(" ")
+            return int(epoch), door, name
         except StoreError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
         except ValueError:
             pass  # of an earlier flowrun
-        else:
-            return int(epoch), door, name
         return 0, "", ""
 
     def _lost(self) -> Taken:
@@ -176,8 +174,7 @@ class KeptRun:
         self._check_writer()
         files = self._files()
         gone = {name for name in self._put if not _FILE.fullmatch(name)} - files
-        self.store.remove(gone | ({REPORT, ENDED} - files if self._is_new else set()))
-        self._is_new = False
+        self.store.remove(gone)
         self._put = {name: self._put[name] for name in self._put.keys() - gone}
         put = [self._put_checkpoint(kept) for kept in reversed(find_all(self.folder))]
         files = self._files()

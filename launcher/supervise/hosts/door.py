@@ -41,7 +41,7 @@ class Door:
         self.hub: Hub | None = None
         self.at = self.token = ""
         self._files, self._silence_s = files, silence_s
-        self._listeners: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
         self._strangers = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._channels: dict[int, JsonChannel] = {}  # to hosts
@@ -50,8 +50,7 @@ class Door:
     def open(self, listener: socket.socket) -> None:
         listener.setblocking(False)
         self.at = self.at or str(Endpoint(*listener.getsockname()[:2]))
-        self._listeners.append(listener)
-        self._listen(listener)
+        self._accepting.append(asyncio.create_task(self._accept(listener)))
 
     async def hold_hub(self, hub: Hub) -> JsonChannel:
         """Hold the hub here; return the connection of this host, which is its first."""
@@ -91,25 +90,22 @@ class Door:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _listen(self, listener: socket.socket) -> None:
-        if listener.fileno() >= 0:
-            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
-
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            connected, _ = listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return  # it has gone again
-        except OSError:  # no more files: those that connect wait
-            loop = asyncio.get_running_loop()
-            loop.remove_reader(listener)
-            loop.call_later(_BACK_OFF_S, self._listen, listener)
-            return
-        if self._strangers >= _MOST_STRANGERS:
-            connected.close()
-            return
-        self._strangers += 1
-        self._begin(self._admit(connected))
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with listener:
+            while True:
+                try:
+                    connected, _ = await loop.sock_accept(listener)
+                except ConnectionAbortedError:
+                    continue  # it has gone again
+                except OSError:  # no more files: those that connect wait
+                    await asyncio.sleep(_BACK_OFF_S)
+                    continue
+                if self._strangers < _MOST_STRANGERS:
+                    self._strangers += 1
+                    self._begin(self._admit(connected))
+                else:
+                    connected.close()
 
     async def _admit(self, connected: socket.socket) -> None:
         try:
@@ -135,10 +131,9 @@ class Door:
 
     async def close(self, within_s: float) -> None:
         """Let what the hub has sent leave, for so long at most; then close all connections."""
-        for listener in self._listeners:
-            if listener.fileno() >= 0:
-                asyncio.get_running_loop().remove_reader(listener)
-                listener.close()
+        for accepting in self._accepting:
+            accepting.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
         until_s = time.monotonic() + within_s  # what this host has said last is taken before
         while _OWN in self._channels and time.monotonic() < until_s:
             await asyncio.sleep(_LOOK_S)

@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 
 from flowrun.engine.errors import RecipeError
-from flowrun.engine.ir.files import make
+from flowrun.engine.ir.files import replacing
 
 TOKEN = "FLOWRUN_TOKEN"  # in the environment of each host
 FILE, NAME = ".token", ".name"
@@ -41,10 +41,8 @@ def _make(folder: Path, name: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     token = secrets.token_hex(16)
     made = folder / f"{name}.{secrets.token_hex(4)}"
-    with open(make(made, 0o600), "wb") as file:
+    with replacing(made, 0o600) as file:
         file.write(token.encode())
-        file.flush()
-        os.fsync(file.fileno())
     try:
         os.link(made, folder / name)  # whole, or not there
     except FileExistsError:
