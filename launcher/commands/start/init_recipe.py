@@ -147,14 +147,9 @@ def _of_class(path: str, module: str, data: str | None, given: Given) -> tuple[s
     else:
         notes.append(f"--data NAME takes a data set; this module has {', '.join(names) or 'none'}")
     task, of_task = _task_lines(arguments, items, model)
-    text = _RECIPE.substitute(
-        title=f"{path}{f' on {names[0]}' if len(names) == 1 else ''}",
-        model=_indent(model_lines),
-        data=_indent(lines),
-        task=_indent(task),
-        batch=max(1, min(_BATCH, items.number * 9 // 10)) if items else _BATCH,
-        rate="0.001",
-    )
+    title = f"{path}{f' on {names[0]}' if len(names) == 1 else ''}"
+    batch = max(1, min(_BATCH, items.number * 9 // 10)) if items else _BATCH
+    text = _fill(title, batch, "0.001", model=model_lines, data=lines, task=task)
     return text, [*notes, *of_task]
 
 
@@ -190,22 +185,15 @@ def _of_folder(folder: Path, data: str, given: Given) -> tuple[str, list[str]]:
         fields = dict.fromkeys(("tokens", "targets"), torch.zeros(1, dtype=torch.int64))
         items = SampleItems(fields=fields, number=0)
     task, of_task = _task_lines(arguments, items, None)
-    text = _RECIPE.substitute(
-        title=f"{architecture} of {folder}",
-        model=_indent(
-            [
-                f"_target_: transformers.{architecture}",
-                "config:",
-                "  _target_: transformers.AutoConfig.from_pretrained",
-                f"  pretrained_model_name_or_path: {path}",
-                f"weights: {path}" if weights else "# weights: the folder has none",
-            ]
-        ),
-        data=_indent(lines),
-        task=_indent(task),
-        batch=_BATCH,
-        rate="0.00002" if weights else "0.001",
-    )
+    model = [
+        f"_target_: transformers.{architecture}",
+        "config:",
+        "  _target_: transformers.AutoConfig.from_pretrained",
+        f"  pretrained_model_name_or_path: {path}",
+        f"weights: {path}" if weights else "# weights: the folder has none",
+    ]
+    rate = "0.00002" if weights else "0.001"
+    text = _fill(f"{architecture} of {folder}", _BATCH, rate, model=model, data=lines, task=task)
     return text + _OF_TRANSFORMERS, [*notes, *of_task]
 
 
@@ -226,8 +214,10 @@ def _read_data(
     return [items.comment, *lines], items
 
 
-def _indent(lines: Sequence[str]) -> str:
-    return "\n".join(f"  {line}" for line in lines)
+def _fill(title: str, batch: int, rate: str, **sections: Sequence[str]) -> str:
+    """Return a recipe.  sections: the lines of its model, data and task."""
+    texts = {name: "\n".join(f"  {line}" for line in lines) for name, lines in sections.items()}
+    return _RECIPE.substitute(title=title, batch=batch, rate=rate, **texts)
 
 
 def _has_gaps(lines: Sequence[str]) -> bool:
