@@ -44,7 +44,7 @@ BUDGETS = {
     "launcher": 360,
     "launcher/bench": 2_186,
     "launcher/command_line": 1_968,
-    "launcher/commands": 4_272,
+    "launcher/commands": 4_270,
     "launcher/data": 3_767,
     "launcher/job": 2_373,
     "launcher/listeners": 675,
@@ -57,7 +57,7 @@ BUDGETS = {
     "launcher/report": 2_609,
     "launcher/store": 1_118,
     "launcher/supervise": 4_842,
-    "launcher/terminal": 340,
+    "launcher/terminal": 337,
     "launcher/text": 595,
     "launcher/urls": 513,
     "models": 1_853,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_748,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_654, "tests": 59_647, "docs": 50_000}
+SUMS = {"source": 81_649, "tests": 59_647, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 354, "except Exception": 30, "functions above complexity 15": 0}

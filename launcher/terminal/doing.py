@@ -9,6 +9,7 @@ the first word of what is being done.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -50,16 +51,12 @@ def doing(what: str) -> None:
         _on_screen = True
         sys.stderr.write(f"{_ERASE}{what} …")
         sys.stderr.flush()
-    elif _file and _is_due(what.split()[0].rstrip(":"), time.monotonic()):
-        _file.write(f"{time.strftime('%H:%M:%S')}  {what} …\n")
-        _file.flush()
-
-
-def _is_due(phase: str, now: float) -> bool:
-    due = phase not in _written or now >= _written[phase] + _PAUSE_S
-    if due:
-        _written[phase] = now
-    return due
+    elif _file:
+        phase, now = what.split()[0].rstrip(":"), time.monotonic()
+        if now >= _written.get(phase, -math.inf) + _PAUSE_S:
+            _written[phase] = now
+            _file.write(f"{time.strftime('%H:%M:%S')}  {what} …\n")
+            _file.flush()
 
 
 def clear() -> None:
