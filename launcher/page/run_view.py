@@ -14,7 +14,7 @@ from flowrun.launcher.commands.run_folders.run_summary import read_keys, summari
 from flowrun.launcher.page.page_data import CurveView, Figure, RunView
 from flowrun.launcher.page.trace_view import trace_view
 from flowrun.launcher.recipe.key_schema import flatten_keys
-from flowrun.launcher.report.metric_lines import numbers_of
+from flowrun.launcher.report.metric_lines import numbers_of, read_lines
 from flowrun.launcher.report.progress import compare_figures
 from flowrun.launcher.report.report import Report
 from flowrun.launcher.store.run_files import ENVIRONMENT, METRICS, REPORT, RESTARTS, SAMPLES
@@ -55,12 +55,10 @@ def run_view(folder: Path) -> RunView:
 
 def _lines(file: Path) -> Iterator[JsonLine]:
     """Yield the objects of a file with one on each line; a line that is cut off is left out."""
-    with suppress(OSError), file.open(encoding="utf-8", errors="replace") as stream:
-        for line in stream:
-            with suppress(ValueError):
-                found = json.loads(line)
-                if isinstance(found, dict):
-                    yield found
+    for line in read_lines(file, 0)[0]:
+        with suppress(ValueError):
+            if isinstance(found := json.loads(line), dict):
+                yield found
 
 
 def _curves(lines: Iterable[JsonLine], report: Report | None) -> Iterator[CurveView]:

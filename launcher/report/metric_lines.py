@@ -69,26 +69,17 @@ def read_lines(file: Path, at: int) -> tuple[list[str], int]:
     return [], 0
 
 
-@dataclass(frozen=True)
-class Losses:
-    """The losses of a run by step: of training, and of the held-out samples."""
-
-    training: Sequence[tuple[int, float]]
-    validation: Sequence[tuple[int, float]]
-
-
-def read_losses(metrics: Path) -> Losses:
-    """Read metrics.jsonl; lines that are cut off, and losses that are not finite, are left out."""
-    training: list[tuple[int, float]] = []
-    validation: list[tuple[int, float]] = []
-    with suppress(OSError):
-        text = metrics.read_text(encoding="utf-8", errors="replace")
-        for line in filter(None, map(parse_metric_line, text.splitlines())):
-            evaluated = line.validation is not None
-            loss = line.validation.get("loss") if line.validation is not None else line.loss
-            if loss is not None:
-                (validation if evaluated else training).append((line.step, loss))
-    return Losses(training, validation)
+def read_losses(metrics: Path) -> Mapping[str, Sequence[tuple[int, float]]]:
+    """Return the losses of a run, each with its step: `loss` of training, `validation` of held-out
+    samples.  Lines that are cut off, and losses that are not finite, are left out.
+    """
+    found: dict[str, list[tuple[int, float]]] = {"loss": [], "validation": []}
+    for line in filter(None, map(parse_metric_line, read_lines(metrics, 0)[0])):
+        if line.validation is None and line.loss is not None:
+            found["loss"].append((line.step, line.loss))
+        elif line.validation and (loss := line.validation.get("loss")) is not None:
+            found["validation"].append((line.step, loss))
+    return found
 
 
 def open_metrics(file: Path, first: int, ended: bool) -> TextIO:

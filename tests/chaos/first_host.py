@@ -82,7 +82,7 @@ def kill_first(place: Path, name: str, shares: str, after_s: float, at_step: int
         time.sleep(after_s)
         if at_step >= 0:
             hosts[0].until(f"step {at_step}/")
-        step = max((s for s, _ in read_losses(folders[0] / "metrics.jsonl").training), default=-1)
+        step = max((s for s, _ in read_losses(folders[0] / "metrics.jsonl")["loss"]), default=-1)
         with suppress(ProcessLookupError):
             hosts[0].send(signal.SIGKILL)
         status = hosts[0].end().status

@@ -157,9 +157,9 @@ def _figures_of(folder: Path) -> dict[str, str]:
     """Return what there is to say of a run, by name."""
     run, losses = run_summary.summarize(folder), read_losses(folder / METRICS)
     figures = {"status": run.status, "steps": f"{run.done:,}"}
-    if losses.training:
-        figures["first loss"] = show_loss(losses.training[0][1])
-    for name, points in (("loss", losses.training), ("validation", losses.validation)):
+    if losses["loss"]:
+        figures["first loss"] = show_loss(losses["loss"][0][1])
+    for name, points in losses.items():
         if points:
             step, lowest = min(points, key=lambda point: point[1])
             figures[f"last {name}"] = show_loss(points[-1][1])

@@ -117,7 +117,7 @@ def read_newest(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     for text in read_lines(folder / METRICS, -_TAIL)[0]:
         with suppress(*DAMAGED):
             line = json.loads(text)
-            found = dict(numbers_of(line))
+            found = {tag: None if x is None else float(x) for tag, x in numbers_of(line)}
             if "validation" in line:
                 validation = {tag.removeprefix("validation/"): x for tag, x in found.items()}
             else:

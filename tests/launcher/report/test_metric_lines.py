@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrun.launcher.report.metric_lines import Losses, parse_metric_line, read_losses
+from flowrun.launcher.report.metric_lines import parse_metric_line, read_losses
 
 
 def test_losses_are_read_without_those_that_are_not_finite(tmp_path: Path) -> None:
@@ -15,8 +15,8 @@ def test_losses_are_read_without_those_that_are_not_finite(tmp_path: Path) -> No
     )
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 9, "lo')
-    assert read_losses(file) == Losses([(0, 3.0), (2, 1.0)], [(1, 2.5)])
-    assert read_losses(tmp_path / "none") == Losses([], [])
+    assert read_losses(file) == {"loss": [(0, 3.0), (2, 1.0)], "validation": [(1, 2.5)]}
+    assert read_losses(tmp_path / "none") == {"loss": [], "validation": []}
 
 
 @pytest.mark.parametrize(
