@@ -49,7 +49,7 @@ BUDGETS = {
     "launcher/job": 2_373,
     "launcher/listeners": 675,
     "launcher/model": 2_939,
-    "launcher/page": 1_024,
+    "launcher/page": 1_020,
     "launcher/place": 2_078,
     "launcher/platforms": 330,
     "launcher/ranks": 2_010,
@@ -74,7 +74,7 @@ BUDGETS = {
     "tests/support": 9_748,
     "tests/testing": 111,
 }
-SUMS = {"source": 81_638, "tests": 59_647, "docs": 50_000}
+SUMS = {"source": 81_634, "tests": 59_647, "docs": 50_000}
 # Findings of ruff's rules that are not on for all files yet: unused arguments and blind handlers.
 RULES = {"ARG": 90, "BLE": 22}
 OPEN = {"Any": 354, "except Exception": 30, "functions above complexity 15": 0}

@@ -20,7 +20,7 @@ from flowrun.launcher.recipe.schema import read_address
 from flowrun.launcher.terminal.as_json import to_json
 
 _OF_THIS_HOST = ("127.0.0.1", "localhost", "::1")
-_LOOK_S, _BEAT_S = 1.0, 15.0
+_LOOK_S = 1.0
 _SHARE = 0.1  # of a core for the data of a page; that of a long run takes seconds
 
 
@@ -73,17 +73,13 @@ class _LivePage(TextHandler):
         self.end_headers()
         seen: frozenset[tuple[str, int]] = frozenset()  # the page may be older than its data now
         while True:
-            pause_s, sent = _LOOK_S, b": nothing new\n\n"
-            until = time.monotonic() + _BEAT_S
-            while seen == self._list_times() and time.monotonic() < until:
-                time.sleep(_LOOK_S)
-            if seen != self._list_times():
-                began, seen = time.monotonic(), self._list_times()
+            began, before, seen = time.monotonic(), seen, self._list_times()
+            sent = b": nothing new\n\n"  # fails where the browser has left
+            if seen != before:
                 with suppress(FlowrunError):
                     sent = f"data: {to_json(folders_page([self.folder]))}\n\n".encode()
-                pause_s = max(_LOOK_S, (time.monotonic() - began) / _SHARE)
             self.wfile.write(sent)
-            time.sleep(pause_s)
+            time.sleep(max(_LOOK_S, (time.monotonic() - began) / _SHARE))
 
     def _list_times(self) -> frozenset[tuple[str, int]]:
         """Return the files of the run, and when each was written."""

@@ -22,8 +22,8 @@ def add_step(folder: Path, step: int) -> None:
 
 def steps_of(events: Any) -> str:
     """How far the run is, by the next event."""
-    line, _ = events.readline().decode(), events.readline()
-    figures = json.loads(line.removeprefix("data: "))["runs"][0]["figures"]
+    line = next(line for line in events if line.startswith(b"data: "))
+    figures = json.loads(line.removeprefix(b"data: "))["runs"][0]["figures"]
     return next(each["measured"] for each in figures if each["name"] == "steps")
 
 
