@@ -66,7 +66,8 @@ def drop_unused(folder: Path, pattern: str, most_bytes: int, kept: int = 0) -> N
     for k, each in enumerate(sorted(folder.glob(pattern), key=_last_use, reverse=True)):
         with suppress(OSError):  # another process is at it
             total += sum(file.stat().st_size for file in (each, *each.rglob("*")) if file.is_file())
-            if k >= kept and total > most_bytes:
+        if k >= kept and total > most_bytes:
+            with suppress(OSError):
                 remove(each)
 
 

@@ -145,7 +145,7 @@ def open_writer(
     if (source / CONFIG).is_file():
         model = load_text_model(source)
         written = text_model(model, {}, None, f"{source} ({type(model).__name__})")
-        return TextWriter(written, codecs.codec_of({}, tokenizer or str(source)), note)
+        return TextWriter(written, codecs.codec_of({}, tokenizer or str(source.absolute())), note)
     neither = f"it has neither {RECIPE}, of a run, nor {CONFIG}, of Hugging Face's."
     problem = neither if source.is_dir() else "there is no such folder."
     where = "A run says at its end where everything of it is."

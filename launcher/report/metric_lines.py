@@ -1,4 +1,6 @@
-"""Lines of metrics.jsonl, read again: by reports, and by a run that continues after them."""
+"""Lines of metrics.jsonl, read again: by reports, by who follows a run, and by a run that continues
+after them.
+"""
 
 from __future__ import annotations
 
@@ -59,14 +61,15 @@ def numbers_of(line: Mapping[str, object]) -> Iterator[tuple[str, float | None]]
 def read_lines(file: Path, at: int) -> tuple[list[str], int]:
     """Return the whole lines of a file that grows, if it is there, and the byte after them.
 
-    at: the byte where they begin, at most the end of the file; below 0, counted from its end.
+    at: the byte where they begin, at most the end of the file; below 0, counted from its end: the
+    first line may then be cut off.  It stays where the file cannot be read now.
     """
     with suppress(OSError), file.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
         begun = stream.seek(min(at, size) if at >= 0 else max(0, size + at))
         whole, newline, _ = stream.read().rpartition(b"\n")
         return whole.decode("utf-8", "replace").splitlines(), begun + len(whole) + len(newline)
-    return [], 0
+    return [], at if os.path.exists(file) else 0
 
 
 def read_losses(metrics: Path) -> Mapping[str, Sequence[tuple[int, float]]]:

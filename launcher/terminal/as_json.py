@@ -22,9 +22,7 @@ def to_json(found: object) -> str:
 
 
 def strict(value: Any) -> Any:
-    """Return what JSON has in place of a value: it has no path, and no number that is not finite,
-    for each of which null stands.
-    """
+    """Return what JSON has in place of a value: text of a path, null of what is not finite."""
     if is_dataclass(value):
         return {each.name: strict(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):

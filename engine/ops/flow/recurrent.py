@@ -91,9 +91,9 @@ def run_backward(
     graph = vars(kept).pop(_GRAPH, None)  # a graph runs backward once
     graph = graph or _record(read, kind, both_ways, True, autocast)
     wanted = wanted or [True] * len(read)
-    outputs = compress(graph.made, (grad is not None for grad in grads))
-    known = (grad for grad in grads if grad is not None)
-    found = iter(torch.autograd.grad([*outputs], [*compress(graph.given, wanted)], [*known]))
+    pairs = [(y, g) for y, g in zip(graph.made, grads, strict=True) if g is not None]
+    outputs, known = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(outputs, [*compress(graph.given, wanted)], known))
     return [next(found) if each else None for each in wanted]
 
 
@@ -130,7 +130,7 @@ def _dtypes(read: Sequence[Tensor], kind: str, autocast: torch.dtype | None) -> 
     autocast leaves what is added to a state as wide as that.
     """
     narrow = autocast or read[0].dtype
-    wide = torch.promote_types(narrow, read[1].dtype)
+    wide = torch.promote_types(narrow, read[1 + (kind == LSTM)].dtype)
     if kind == GRU:
         return [wide, wide]
     is_projected = kind == LSTM and read[1].shape != read[2].shape  # then steps are a loop

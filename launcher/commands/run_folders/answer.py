@@ -25,8 +25,6 @@ from flowrun.launcher.supervise.hands.lease import FILE as LEASE
 
 _QUIET_S = 60.0  # without a beat of the lease, which has one each 2 s, the launcher is stuck
 _TYPE = "text/plain; version=0.0.4"
-
-
 # name -> (Prometheus' type, what it is, its tag in metrics.jsonl; "": other files say it)
 METRICS: Mapping[str, tuple[str, str, str]] = {
     "up": ("gauge", "1 while the run is as it should be.", ""),
@@ -99,7 +97,7 @@ class TextHandler(BaseHTTPRequestHandler):
     """It answers with texts."""
 
     def send_text(self, status: int, kind: str, text: str) -> None:
-        """Send a whole answer.  kind: its media type, without the characters."""
+        """Send a whole answer.  kind: its media type, without its charset."""
         body = text.encode()
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")

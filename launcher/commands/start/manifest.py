@@ -88,9 +88,7 @@ resources:
 volumes: {$path: $volume}
 run: $line
 """
-
-
-# what one of both has in its set, and the other has not
+# what the set of one platform has, and that of the other lacks
 _OWN = {
     "kubernetes": """
 coordinator: {replicatedJob: node}
@@ -129,7 +127,7 @@ def write_manifest(
     launch, ranks, name = recipe.launch, recipe.num_ranks // hosts, _short_name(recipe.name)
     gpus, cpus = ranks * (launch.device == "cuda"), ranks * (launch.threads + launch.data_workers)
     command = ["flowrun", *words, "train.resume=auto"]
-    chosen = any(text.startswith("hydra.run.dir=") for text in words)
+    chosen = any(text.lstrip("+").startswith("hydra.run.dir=") for text in words)
     if platform != "slurm" and not chosen:
         command.append(f"hydra.run.dir={path}/{name}")
     values: dict[str, object] = {

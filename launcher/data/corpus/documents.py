@@ -6,6 +6,7 @@ one that a disk or a killed process has damaged is made again.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -96,6 +97,9 @@ def keep_documents(name: str, made_of: str, tokenizer: str, make_pieces: PieceMa
         if not isinstance(error, FileNotFoundError) or where.exists():
             notes = (f"{name} is tokenised again: what was kept is damaged ({error})",)
             remove(where)
+            if os.path.lexists(where):
+                problem = "it is damaged and cannot be removed"
+                raise OSError(errno.ENOTEMPTY, problem, str(where)) from error
         drop_partial(folder)
         own_files.drop_unused(folder, f"{_PREFIX}*", MOST_BYTES)
         notes += _make(where, name, tokenizer, make_pieces)

@@ -41,7 +41,7 @@ class Door:
         self.hub: Hub | None = None
         self.at = self.token = ""
         self._files, self._silence_s = files, silence_s
-        self._accepting: list[asyncio.Task[None]] = []
+        self._listeners: dict[socket.socket, asyncio.Task[None]] = {}
         self._strangers = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._channels: dict[int, JsonChannel] = {}  # to hosts
@@ -50,7 +50,7 @@ class Door:
     def open(self, listener: socket.socket) -> None:
         listener.setblocking(False)
         self.at = self.at or str(Endpoint(*listener.getsockname()[:2]))
-        self._accepting.append(asyncio.create_task(self._accept(listener)))
+        self._listeners[listener] = asyncio.create_task(self._accept(listener))
 
     async def hold_hub(self, hub: Hub) -> JsonChannel:
         """Hold the hub here; return the connection of this host, which is its first."""
@@ -92,20 +92,19 @@ class Door:
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        with listener:
-            while True:
-                try:
-                    connected, _ = await loop.sock_accept(listener)
-                except ConnectionAbortedError:
-                    continue  # it has gone again
-                except OSError:  # no more files: those that connect wait
-                    await asyncio.sleep(_BACK_OFF_S)
-                    continue
-                if self._strangers < _MOST_STRANGERS:
-                    self._strangers += 1
-                    self._begin(self._admit(connected))
-                else:
-                    connected.close()
+        while True:
+            try:
+                connected, _ = await loop.sock_accept(listener)
+            except ConnectionAbortedError:
+                continue  # it has gone again
+            except OSError:  # no more files: those that connect wait
+                await asyncio.sleep(_BACK_OFF_S)
+                continue
+            if self._strangers < _MOST_STRANGERS:
+                self._strangers += 1
+                self._begin(self._admit(connected))
+            else:
+                connected.close()
 
     async def _admit(self, connected: socket.socket) -> None:
         try:
@@ -131,9 +130,11 @@ class Door:
 
     async def close(self, within_s: float) -> None:
         """Let what the hub has sent leave, for so long at most; then close all connections."""
-        for accepting in self._accepting:
+        for accepting in self._listeners.values():
             accepting.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await asyncio.gather(*self._listeners.values(), return_exceptions=True)
+        for listener in self._listeners:
+            listener.close()
         until_s = time.monotonic() + within_s  # what this host has said last is taken before
         while _OWN in self._channels and time.monotonic() < until_s:
             await asyncio.sleep(_LOOK_S)

@@ -11,6 +11,7 @@ import asyncio
 import os
 import re
 import time
+import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -106,15 +107,17 @@ class OtherFolder:
         _check_name(name)
         if (left := await self._ask(name)) < 0:
             return False
+        size, crc = left, 0
         to.parent.mkdir(parents=True, exist_ok=True)
         with replacing(to) as opened:
             while left:
                 piece = await self._read(min(left, _PIECE))
                 await asyncio.to_thread(opened.write, piece)
+                crc = await asyncio.to_thread(zlib.crc32, piece, crc)
                 left -= len(piece)
             opened.flush()
             await asyncio.to_thread(os.fsync, opened.fileno())
-        if written and (await asyncio.to_thread(checkpoints.damage_of, to, *written)) != "":
+        if written and (size, crc) != written:
             raise ValueError(f"{name} has changed on its way, or since it was written")
         return True
 

@@ -6,7 +6,6 @@ turn; the script there tries others.
 
 import pytest
 
-from support.checks.thorough import few
 from support.nets.compositions import (
     EQUAL,
     LAYOUTS,
@@ -28,8 +27,6 @@ MODELS = [
     for STRIDE in [-(-len(ROWS) // ROWS_OF_A_MODEL)]
     for k in range(STRIDE)
 ]
-# of the rows that flowrun may refuse; one in so many runs without --thorough
-EACH = 5
 
 
 @pytest.mark.parametrize("k", range(len(MODELS)))
@@ -45,7 +42,7 @@ def test_every_row_and_loss_is_tried() -> None:
     assert {model.loss for model in MODELS} == set(LOSS_ROWS)
 
 
-@pytest.mark.parametrize("k", few(range(len(WRONG_ROWS)), range(0, len(WRONG_ROWS), EACH)))
+@pytest.mark.parametrize("k", range(len(WRONG_ROWS)))
 def test_what_may_be_refused_trains_as_plain_torch_or_is(k: int) -> None:
     model = Model((WRONG_ROWS[k],), LOSS_ROWS[0])
     assert faults([model], "data 2", (EQUAL, REFUSED)) == []

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import urllib.request
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def add_step(folder: Path, step: int) -> None:
 
 def steps_of(events: Any) -> str:
     """How far the run is, by the next event."""
-    line = next(line for line in events if line.startswith(b"data: "))
+    line = next(line for line in islice(events, 200) if line.startswith(b"data: "))
     figures = json.loads(line.removeprefix(b"data: "))["runs"][0]["figures"]
     return next(each["measured"] for each in figures if each["name"] == "steps")
 

@@ -38,12 +38,9 @@ def grid(data: int, tensor: int, stages: int, micro_batches: int) -> Branch:
     "candidate",
     [
         Candidate(grid(1, 2, 8, 16), "1f1b"),
-        pytest.param(Candidate(grid(1, 2, 8, 16), "gpipe"), marks=pytest.mark.thorough),
-        pytest.param(
-            Candidate(grid(4, 2, 2, 2), "1f1b", zero=2, recompute=("blocks.*",)),
-            marks=pytest.mark.thorough,
-        ),
-        pytest.param(Candidate(grid(16, 1, 1, 1), zero=3), marks=pytest.mark.thorough),
+        Candidate(grid(1, 2, 8, 16), "gpipe"),
+        Candidate(grid(4, 2, 2, 2), "1f1b", zero=2, recompute=("blocks.*",)),
+        Candidate(grid(16, 1, 1, 1), zero=3),
     ],
     ids=str,
 )

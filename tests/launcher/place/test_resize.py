@@ -19,7 +19,6 @@ RECIPES = {
 }
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", few(RECIPES, ("a mixture of experts",)))
 def test_a_graph_of_other_samples_is_the_one_that_would_be_captured(name: str) -> None:
     recipe = RECIPES[name]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 MOST = 3  # cases of a test in every run
-# Files and folders of quick cases, all of which run.
+# Files and folders of quick cases: all of them run, but for those of HOW_MANY.
 EVERY = (
     "engine/boxing/",
     "engine/ir/",
@@ -70,7 +70,6 @@ HOW_MANY: dict[str, dict[str, int]] = {
         "test_a_rank_of_a_shipped_recipe_has_few_communicators": 1
     },
     "engine/capture/test_fold.py": {"test_blocks_captured_once_are_as_if_each_were": 2},
-    "engine/lowering/test_share_weights.py": {"test_zero_in_shared_memory_gathers_no_byte": 2},
     "engine/ops/experts/test_routed.py": {"test_every_row_holds_by_which_tokens_travel": 2},
     "engine/passes/search/test_search_oracle.py": {"test_toulbar2_agrees": 2},
     "engine/passes/stages/test_stage_costs.py": {
@@ -85,7 +84,6 @@ HOW_MANY: dict[str, dict[str, int]] = {
     "engine/passes/update/test_place_states.py": {
         "test_states_on_the_host_give_the_numbers_of_states_on_the_device": 2
     },
-    "engine/rehearsal/test_launches.py": {"test_no_random_plan_stops_with_room_for_one_kernel": 1},
     "launcher/bench/test_suite.py": {"test_both_sides_of_every_experiment_compose": 1},
     "launcher/commands/test_evaluate.py": {
         "test_a_metric_of_all_samples_is_that_of_plain_torch": 2,
@@ -110,7 +108,6 @@ HOW_MANY: dict[str, dict[str, int]] = {
     "launcher/page/test_plan_page.py": {"test_the_json_is_as_its_schema_says": 2},
     "launcher/place/test_place.py": {"test_groups_of_the_command_line_are_saved": 1},
     "launcher/place/test_planner.py": {"test_a_candidate_is_asked_for_as_its_recipe_would_be": 1},
-    "launcher/place/test_reduced_depth.py": {"test_few_blocks_tell_of_all": 2},
     "launcher/place/test_settle.py": {
         "test_hosts_of_a_platform_that_are_left_keep_its_endpoint": 1
     },
@@ -139,8 +136,8 @@ def few(cases: Iterable[Any], often: Any = None, but: Collection[Any] = ()) -> l
 def of_thorough(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     """Return the tests that `--thorough` alone runs.
 
-    The cases of a test that run are the first by a digest of their names, so that they are of all
-    kinds, and the same ones in every run.
+    The cases of a test that run are the first by a digest of their names: the same ones in every
+    run.
     """
     thorough = {item for item in items if item.get_closest_marker("thorough")}
     cases: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)

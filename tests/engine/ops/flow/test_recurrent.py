@@ -71,3 +71,15 @@ def test_gradients_that_nobody_wants_are_not_computed() -> None:
     wanted = (False, True, False, True, False, True)
     found = run_backward([grad, None], *given, wanted=wanted)
     assert [each is not None for each in found] == [*wanted]
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")  # it is not oneDNN's kernel
+def test_a_cell_stays_as_wide_as_it_comes_where_the_output_is_projected() -> None:
+    module = nn.LSTM(4, 6, proj_size=2)
+    x, h, c = torch.randn(9, 3, 4), torch.randn(1, 3, 2).bfloat16(), torch.randn(1, 3, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, last = module(x, (h, c))
+    read = [each.detach() for each in (x, h, c, *module.parameters())]
+    made = run(read, "lstm", False, False, torch.bfloat16)
+    assert made[2].dtype == torch.float32
+    assert all(map(torch.equal, made, (out, *last)))

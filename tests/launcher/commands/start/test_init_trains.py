@@ -29,18 +29,7 @@ from support.strangers.refused import GAPS, REFUSED
 from support.strangers.tasks import TASKS
 
 STRANGERS = {**ITEMS, **TASKS}
-OFTEN = (
-    "dicts_label_first_and_an_id",
-    "samples_of_a_dataclass",
-    "numpy_float64",
-    "pil_images",
-    "tensor_dataset_at_the_top",
-    "values_against_a_column",
-    "bools_for_two_classes",
-    "whole_numbers_that_are_values",
-    "masks_of_classes",
-    "nested_inputs",
-)
+OFTEN = ("samples_of_a_dataclass", "pil_images", "nested_inputs")
 VIRTUAL = "launch=virtual"
 
 
