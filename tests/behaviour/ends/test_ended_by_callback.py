@@ -50,6 +50,7 @@ def test_the_virtual_cluster_ends_and_the_same_command_finds_it_complete(place: 
     assert run(recipe, place / "out").steps == report.steps
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_processes_end_well_and_a_person_reads_why(place: Path) -> None:
     ended = Command(place, *LONG, run_folder(place / "out")).end()

@@ -91,6 +91,7 @@ def torchrun(place: Path, *words: str) -> list[Command]:
     ]
 
 
+@pytest.mark.thorough
 def test_torchrun_starts_two_hosts(place: Path, one: list[float]) -> None:
     check_hosts(place, [command.end() for command in torchrun(place, *RUN)], one)
 

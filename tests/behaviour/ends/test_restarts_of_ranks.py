@@ -30,6 +30,7 @@ def test_a_rank_that_is_killed_begins_again_and_changes_no_bit(place: Path) -> N
     assert (killed / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
 
 
+@pytest.mark.thorough
 def test_where_a_rank_is_killed_each_time_the_run_goes_on_with_fewer(place: Path) -> None:
     always = ("+data.fail=kill always", "launch.restarts=1", "launch.min_ranks=1")  # rank 1 dies
     ended = Command(place, *RUN, *always, run_folder(place / "out")).end()

@@ -20,7 +20,6 @@ SMALL = ProbeSizes(
     trials=3,
     pace_s=0.0,
     pace_rounds=1,
-    rounds=2,
 )
 
 
