@@ -98,7 +98,7 @@ class ParquetRows(StackedDataset):
 
 
 def _read_footer(file: DataFile) -> FileMetaData:
-    """Return what a file holds.  Raises ArgumentError for one that is no Parquet file."""
+    """Return what a file holds.  Raises ArgumentError if it is not a Parquet file."""
     import pyarrow
 
     small = replace(file, block_bytes=_FOOTER_BYTES) if isinstance(file, RangedFile) else file
